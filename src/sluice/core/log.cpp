@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/core/log.h"
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace sluice {
+namespace {
+
+spdlog::logger& logger() {
+  static const auto instance = [] {
+    auto created = spdlog::stderr_color_mt("sluice");   // colours only on a terminal
+    created->set_pattern("%^%v%$");
+    created->set_level(spdlog::level::info);
+    return created;
+  }();
+  return *instance;
+}
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  return level == LogLevel::kInfo ? spdlog::level::info : spdlog::level::warn;
+}
+
+}  // namespace
+
+void set_log_level(LogLevel lowest_shown) { logger().set_level(to_spdlog(lowest_shown)); }
+
+void log_line(LogLevel level, std::string_view line) {
+  if (level == LogLevel::kWarning) {
+    logger().warn("warning: {}", line);
+  } else {
+    logger().info("{}", line);
+  }
+}
+
+bool first_time(std::string_view key) {
+  static std::mutex mutex;
+  static std::set<std::string, std::less<>> seen;
+  const std::lock_guard lock(mutex);
+  return seen.emplace(key).second;
+}
+
+}  // namespace sluice
