@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors for people. A message says what failed and where, what was expected, what was found and what to do; the kind
-// decides the exit code of the program (docs/cli.md). Check at the border (command line, file, operator entry), trust inside.
+// decides the exit code of the program (docs/cli.md). Check at the border (command line, file, operator entry), trust
+// inside.
 #pragma once
 
 #include <fmt/format.h>
@@ -46,7 +47,7 @@ template <typename... Args>
 }  // namespace sluice
 
 // A caller's mistake at an operator's entry. Our own mistakes are `assert`s.
-#define SLUICE_CHECK(condition, ...)                                                     \
-  do {                                                                                   \
-    if (!(condition)) ::sluice::fail(::sluice::ExitCode::kRuntime, __VA_ARGS__);         \
+#define SLUICE_CHECK(condition, ...)                                             \
+  do {                                                                           \
+    if (!(condition)) ::sluice::fail(::sluice::ExitCode::kRuntime, __VA_ARGS__); \
   } while (false)

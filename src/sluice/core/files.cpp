@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <cassert>
 #include <cerrno>
 #include <cstring>
 
@@ -17,8 +18,8 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void fail_io(std::string_view what, const fs::path& path, int error) {
-  const auto code = error == ENOENT || error == EACCES || error == EISDIR || error == ENOTDIR ? ExitCode::kData
-                                                                                                 : ExitCode::kRuntime;
+  const auto code =
+      error == ENOENT || error == EACCES || error == EISDIR || error == ENOTDIR ? ExitCode::kData : ExitCode::kRuntime;
   const auto advice = error == ENOSPC || error == EDQUOT ? "; free space there, nothing was half written" : "";
   fail(code, "{}: cannot {}: {}{}", path.string(), what, std::strerror(error), advice);
 }
@@ -52,7 +53,7 @@ void sync_parent(const fs::path& path) {
 }
 
 fs::path temporary_name(const fs::path& target) {
-  const auto clean = target.filename().empty() ? target.parent_path() : target;   // "out/" is "out"
+  const auto clean = target.filename().empty() ? target.parent_path() : target;  // "out/" is "out"
   const auto name = fmt::format("{}{}-{}", kPartialPrefix, clean.filename().string(), ::getpid());
   return clean.parent_path() / name;
 }
@@ -68,13 +69,30 @@ void write_all(int descriptor, const fs::path& path, std::span<const std::byte> 
   }
 }
 
+// The new folder takes the place of a full one in one step where the file system can exchange two names.
+void put_in_place(const fs::path& temporary, const fs::path& target) {
+  std::error_code ignored;  // of the old folder's removal: a partial name is never read
+  if (::rename(temporary.c_str(), target.c_str()) == 0) return;
+  if (errno != ENOTEMPTY && errno != EEXIST) fail_io("put in place", target, errno);
+  if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+    fs::remove_all(temporary, ignored);
+    return;
+  }
+  if (errno != EINVAL && errno != ENOSYS) fail_io("put in place", target, errno);
+  const auto old = fs::path(temporary).concat("-old");
+  if (::rename(target.c_str(), old.c_str()) != 0) fail_io("move away", target, errno);
+  if (::rename(temporary.c_str(), target.c_str()) != 0) fail_io("put in place", target, errno);
+  fs::remove_all(old, ignored);
+}
+
 }  // namespace
 
 std::string read_file(const fs::path& path, std::uint64_t max_bytes) {
   const MappedFile file(path);
   const auto bytes = file.bytes();
   if (bytes.size() > max_bytes) {
-    fail_data("{}: {} bytes, more than the {} that a file of this kind may have", path.string(), bytes.size(), max_bytes);
+    fail_data("{}: {} bytes, more than the {} that a file of this kind may have", path.string(), bytes.size(),
+              max_bytes);
   }
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -89,20 +107,27 @@ std::string checksum(std::span<const std::byte> bytes) {
   return fmt::format("{:016x}", XXH3_64bits(bytes.data(), bytes.size()));
 }
 
-MappedFile::MappedFile(const fs::path& path) : path_(path) {
+MappedFile::MappedFile(const fs::path& path, Access access) : path_(path), access_(access) {
   const Descriptor descriptor(path_, O_RDONLY);
-  struct stat status{};
+  struct stat status {};
   if (::fstat(descriptor.get(), &status) != 0) fail_io("examine", path_, errno);
   if (!S_ISREG(status.st_mode)) fail_data("{}: not a regular file", path_.string());
   size_ = static_cast<std::size_t>(status.st_size);
   if (size_ == 0) return;
-  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
+  // No reserve: a model larger than the memory can be mapped; only the pages that are written take memory.
+  const int protection = access_ == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* address = ::mmap(nullptr, size_, protection, MAP_PRIVATE | MAP_NORESERVE, descriptor.get(), 0);
   if (address == MAP_FAILED) fail_io("map", path_, errno);
-  data_ = static_cast<const std::byte*>(address);
+  data_ = static_cast<std::byte*>(address);
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+std::span<std::byte> MappedFile::writable_bytes() const {
+  assert(access_ == Access::kCopyOnWrite);
+  return {data_, size_};
 }
 
 AtomicFile::AtomicFile(fs::path target) : target_(std::move(target)), temporary_(temporary_name(target_)) {
@@ -128,18 +153,19 @@ void AtomicFile::commit() {
   sync_parent(target_);
 }
 
-AtomicFolder::AtomicFolder(fs::path target) : target_(std::move(target)), temporary_(temporary_name(target_)) {
+AtomicFolder::AtomicFolder(fs::path target, Existing existing)
+    : target_(std::move(target)), temporary_(temporary_name(target_)) {
   std::error_code error;
-  if (fs::exists(target_, error) && !fs::is_empty(target_, error)) {
+  if (existing == Existing::kRefuse && fs::exists(target_, error) && !fs::is_empty(target_, error)) {
     fail_usage("{}: exists and is not empty; name another folder or remove it first", target_.string());
   }
-  fs::remove_all(temporary_, error);   // from an earlier process of the same number
+  fs::remove_all(temporary_, error);  // from an earlier process of the same number
   if (fs::create_directories(temporary_, error); error) fail_io("create", temporary_, error.value());
 }
 
 AtomicFolder::~AtomicFolder() {
   if (temporary_.empty()) return;
-  std::error_code ignored;   // a destructor has nobody to tell; the partial name is never read
+  std::error_code ignored;  // a destructor has nobody to tell; the partial name is never read
   fs::remove_all(temporary_, ignored);
 }
 
@@ -148,7 +174,7 @@ void AtomicFolder::commit() {
     sync_path(entry.path(), entry.is_directory() ? O_RDONLY | O_DIRECTORY : O_RDONLY);
   }
   sync_path(temporary_, O_RDONLY | O_DIRECTORY);
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail_io("put in place", target_, errno);
+  put_in_place(temporary_, target_);
   temporary_.clear();
   sync_parent(target_);
 }

@@ -21,19 +21,26 @@ void write_file(const std::filesystem::path& path, std::string_view contents);
 // XXH3-64 of the bytes, as 16 hex digits: finds damage, not malice.
 std::string checksum(std::span<const std::byte> bytes);
 
-// A file mapped read-only. Empty files map to an empty span. Moved, never copied.
+// A file mapped into memory. Empty files map to an empty span. The file must not be cut while it is mapped; one that is
+// replaced by rename stays as it was.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path);
+  enum class Access {
+    kRead,
+    kCopyOnWrite,  // may be written; what is written stays in this process and takes memory page by page
+  };
+  explicit MappedFile(const std::filesystem::path& path, Access access = Access::kRead);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::span<std::byte> writable_bytes() const;  // kCopyOnWrite alone
   const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;
-  const std::byte* data_ = nullptr;
+  Access access_;
+  std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
 
@@ -46,7 +53,7 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
-  void commit();   // fsync, rename, fsync of the folder
+  void commit();  // fsync, rename, fsync of the folder
 
  private:
   std::filesystem::path target_, temporary_;
@@ -54,14 +61,15 @@ class AtomicFile {
 };
 
 // A folder filled under a temporary name beside its target and put in place by commit(); removed by the destructor
-// otherwise. The files in it are synced by commit(). The target must not exist or be an empty folder.
+// otherwise. The files in it are synced by commit().
 class AtomicFolder {
  public:
-  explicit AtomicFolder(std::filesystem::path target);
+  enum class Existing { kRefuse, kReplace };  // what happens to a target that exists and is not empty
+  explicit AtomicFolder(std::filesystem::path target, Existing existing = Existing::kRefuse);
   ~AtomicFolder();
   AtomicFolder(const AtomicFolder&) = delete;
   AtomicFolder& operator=(const AtomicFolder&) = delete;
-  const std::filesystem::path& path() const { return temporary_; }   // fill this
+  const std::filesystem::path& path() const { return temporary_; }  // fill this
   void commit();
 
  private:

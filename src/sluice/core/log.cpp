@@ -13,7 +13,7 @@ namespace {
 
 spdlog::logger& logger() {
   static const auto instance = [] {
-    auto created = spdlog::stderr_color_mt("sluice");   // colours only on a terminal
+    auto created = spdlog::stderr_color_mt("sluice");  // colours only on a terminal
     created->set_pattern("%^%v%$");
     created->set_level(spdlog::level::info);
     return created;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -12,14 +13,16 @@
 
 namespace sluice {
 
-using at::Tensor;
 using at::kBFloat16;
 using at::kDouble;
 using at::kFloat;
 using at::kInt;
 using at::kLong;
+using at::Tensor;
 
-// "[4096, 32] float32", for messages.
-std::string describe(const Tensor& tensor);
+// "[4096, 32] Float", for messages.
+inline std::string describe(const Tensor& tensor) {
+  return fmt::format("{} {}", c10::str(tensor.sizes()), c10::toString(tensor.scalar_type()));
+}
 
 }  // namespace sluice

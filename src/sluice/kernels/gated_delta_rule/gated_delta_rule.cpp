@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
+
+#include "sluice/core/error.h"
+#include "sluice/kernels/common/operator.h"
+#include "sluice/kernels/common/packing.h"
+
+namespace sluice {
+namespace {
+
+using Optional = const std::optional<Tensor>&;
+using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                           const Tensor&, Optional, double, bool);
+using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(const Tensor&, Optional, const Tensor&,
+                                                                            const Tensor&, const Tensor&, const Tensor&,
+                                                                            const Tensor&, const Tensor&, Optional,
+                                                                            double, bool);
+
+void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                  const Tensor& cu_seqlens, Optional initial_state) {
+  constexpr auto op = "gated_delta_rule";
+  SLUICE_CHECK(q.dim() == 3 && v.dim() == 3 && q.size(0) == v.size(0) && q.size(1) > 0 && v.size(1) % q.size(1) == 0,
+               "{}: q must be [T, Hk, K] and v [T, Hv, V] with Hv a multiple of Hk; got q {}, v {}", op, describe(q),
+               describe(v));
+  SLUICE_CHECK(k.sizes() == q.sizes() && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+               "{}: q, k and v must have one dtype, and k the shape of q; got q {}, k {}, v {}", op, describe(q),
+               describe(k), describe(v));
+  const auto gate_shape = v.sizes().slice(0, 2);
+  const auto gate_type = v.scalar_type() == kDouble ? kDouble : kFloat;
+  SLUICE_CHECK(g.sizes() == gate_shape && beta.sizes() == gate_shape && g.scalar_type() == gate_type &&
+                   beta.scalar_type() == gate_type,
+               "{}: g and beta must be {} [T={}, Hv={}]; got g {}, beta {}.\n"
+               "  Each value head has its own decay and strength, kept in float32: small decays vanish in bfloat16.",
+               op, gate_type == kDouble ? "float64" : "float32", v.size(0), v.size(1), describe(g), describe(beta));
+  check_cu_seqlens(op, cu_seqlens);
+  if (initial_state) {
+    const std::vector<std::int64_t> shape{cu_seqlens.size(0) - 1, v.size(1), q.size(2), v.size(2)};
+    SLUICE_CHECK(initial_state->sizes() == at::IntArrayRef(shape) && initial_state->scalar_type() == gate_type,
+                 "{}: initial_state must be [N={}, Hv={}, K={}, V={}] in the dtype of g; got {}", op, shape[0],
+                 shape[1], shape[2], shape[3], describe(*initial_state));
+  }
+}
+
+std::tuple<Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                        const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state, double,
+                                        bool) {
+  check_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
+  return {at::empty_symint(v.sym_sizes(), v.options()),
+          at::empty_symint({cu_seqlens.sym_size(0) - 1, v.sym_size(1), q.sym_size(2), v.sym_size(2)}, g.options())};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_meta(const Tensor&, Optional, const Tensor& q,
+                                                                         const Tensor& k, const Tensor& v,
+                                                                         const Tensor& g, const Tensor& beta,
+                                                                         const Tensor& cu_seqlens, Optional, double,
+                                                                         bool) {
+  const auto like = [](const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); };
+  return {like(q),
+          like(k),
+          like(v),
+          like(g),
+          like(beta),
+          at::empty_symint({cu_seqlens.sym_size(0) - 1, v.sym_size(1), q.sym_size(2), v.sym_size(2)}, g.options())};
+}
+
+class Function : public torch::autograd::Function<Function> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& q,
+                                                const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                                                const Tensor& cu_seqlens, Optional initial_state, double scale,
+                                                bool qk_l2norm) {
+    static const auto op = registered_operator<Forward>("sluice::gated_delta_rule");
+    const at::AutoDispatchBelowAutograd below;
+    auto [out, final_state] = op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
+    context->save_for_backward({q, k, v, g, beta, cu_seqlens, initial_state.value_or(Tensor())});
+    context->saved_data["scale"] = scale;
+    context->saved_data["qk_l2norm"] = qk_l2norm;
+    context->set_materialize_grads(false);
+    return {out, final_state};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    static const auto op = registered_operator<Backward>("sluice::gated_delta_rule_backward");
+    const auto saved = context->get_saved_variables();
+    const auto& [q, k, v, g, beta, cu_seqlens, state] =
+        std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6]);
+    const auto grad_out = grads[0].defined() ? grads[0] : at::zeros_like(v);
+    auto [dq, dk, dv, dg, dbeta, dstate] =
+        op.call(grad_out, defined_or_none(grads[1]), q, k, v, g, beta, cu_seqlens, defined_or_none(state),
+                context->saved_data["scale"].toDouble(), context->saved_data["qk_l2norm"].toBool());
+    return {dq, dk, dv, dg, dbeta, Tensor(), state.defined() ? dstate : Tensor(), Tensor(), Tensor()};
+  }
+};
+
+std::tuple<Tensor, Tensor> forward_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                            const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
+                                            double scale, bool qk_l2norm) {
+  check_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
+  auto outputs = Function::apply(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace
+
+GatedDeltaOutput gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                  const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state, double scale,
+                                  bool qk_l2norm) {
+  static const auto op = registered_operator<Forward>("sluice::gated_delta_rule");
+  auto [out, final_state] = op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
+  return {out, final_state};
+}
+
+TORCH_LIBRARY_FRAGMENT(sluice, m) {
+  m.def(
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, "
+      "float scale, bool qk_l2norm) -> (Tensor out, Tensor final_state)");
+  m.def(
+      "gated_delta_rule_backward(Tensor grad_out, Tensor? grad_final_state, Tensor q, Tensor k, Tensor v, Tensor g, "
+      "Tensor beta, Tensor cu_seqlens, Tensor? initial_state, float scale, bool qk_l2norm) -> (Tensor grad_q, "
+      "Tensor grad_k, Tensor grad_v, Tensor grad_g, Tensor grad_beta, Tensor grad_initial_state)");
+}
+TORCH_LIBRARY_IMPL(sluice, Meta, m) {
+  m.impl("gated_delta_rule", forward_meta);
+  m.impl("gated_delta_rule_backward", backward_meta);
+}
+TORCH_LIBRARY_IMPL(sluice, Autograd, m) { m.impl("gated_delta_rule", forward_autograd); }
+
+}  // namespace sluice

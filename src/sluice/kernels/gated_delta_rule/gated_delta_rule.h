@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gated delta rule, causal, over packed sequences (Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks").
+// Per value head, with state S in R^{K x V}, in this order:
+//   S <- exp(g_t) S                          decay
+//   S <- S + k_t (beta_t (v_t - S^T k_t))^T  write what the decayed state did not predict
+//   o_t = scale * S^T q_t                    read after the write
+// Value head h uses key head h / (Hv / Hk). S starts as initial_state, or zero, at every sequence's first token.
+//
+// T tokens of all sequences, Hk key heads, Hv value heads (Hv % Hk == 0), K key dim, V value dim, N sequences.
+#pragma once
+
+#include <optional>
+
+#include "sluice/core/tensor.h"
+
+namespace sluice {
+
+struct GatedDeltaOutput {
+  Tensor out;          // [T, Hv, V], dtype of v
+  Tensor final_state;  // [N, Hv, K, V], float32 (float64 when v is)
+};
+
+// float32, bfloat16 or float64 inputs; products and state are float32, or float64 when v is.
+// Differentiable in q, k, v, g, beta and initial_state, through both outputs.
+// Error against the float64 definition: float32 1e-5, bfloat16 5e-3 (outputs) and 1e-2 (gradients), relative per
+// tensor.
+GatedDeltaOutput gated_delta_rule(
+    const Tensor& q,                             // [T, Hk, K]
+    const Tensor& k,                             // [T, Hk, K], dtype of q
+    const Tensor& v,                             // [T, Hv, V], dtype of q
+    const Tensor& g,                             // [T, Hv], float32 or float64: log decay, <= 0
+    const Tensor& beta,                          // [T, Hv], dtype of g: write strength in [0, 1]
+    const Tensor& cu_seqlens,                    // [N + 1] int32: 0, end of each sequence, last T
+    const std::optional<Tensor>& initial_state,  // [N, Hv, K, V] as final_state; none: zero
+    double scale,                                // on q, usually K^-1/2
+    bool qk_l2norm);                             // divide each q and k by sqrt(sum of squares + 1e-6) first
+
+// The equation above, token by token, in ATen, for any float type: what the words mean. Slow.
+GatedDeltaOutput gated_delta_rule_definition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                             const Tensor& beta, const Tensor& cu_seqlens,
+                                             const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm);
+
+}  // namespace sluice
