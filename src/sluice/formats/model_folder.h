@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model folder as Hugging Face lays it out: config.json, the weights in one model.safetensors or in shards named by
+// model.safetensors.index.json, and the tokenizer's files beside them. Opening one maps the weights and checks that
+// index, shards and headers agree; no weight is read.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sluice/formats/safetensors.h"
+
+namespace sluice {
+
+inline constexpr std::string_view kConfigFile = "config.json";
+inline constexpr std::string_view kWeightsFile = "model.safetensors";
+inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+inline constexpr std::string_view kGenerationConfigFile = "generation_config.json";
+
+// config.json of a folder. Data error if it is missing, no object, or larger than 64 MB.
+nlohmann::json read_model_config(const std::filesystem::path& folder);
+
+// The part that describes the language model: `text_config` of a multimodal config, otherwise the config itself.
+const nlohmann::json& text_config(const nlohmann::json& config);
+
+// model.safetensors.index.json: which shard holds a tensor. `file` names the text in errors. Data error unless every
+// shard is a plain file name, so that no index reaches outside its folder.
+std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file);
+
+// Files that belong to a model beside config and weights: tokenizer, chat template, processors, generation config,
+// licence. Names, sorted.
+std::vector<std::string> companion_files(const std::filesystem::path& folder);
+
+// True if `name` fits `pattern`, where `*` stands for any characters.
+bool matches(std::string_view pattern, std::string_view name);
+
+class ModelFolder {
+ public:
+  struct Tensor {
+    std::shared_ptr<const SafetensorsFile> file;
+    const StoredTensor* stored;  // owned by file
+    const TensorInfo& info() const { return stored->info; }
+    std::span<std::byte> bytes() const { return file->bytes(*stored); }
+  };
+
+  // Data error if the config, the index, a shard or a tensor that the index names is missing or damaged.
+  explicit ModelFolder(std::filesystem::path path);
+
+  const std::filesystem::path& path() const { return path_; }
+  const nlohmann::json& config() const { return config_; }
+  const std::vector<Tensor>& tensors() const { return tensors_; }  // sorted by name
+
+  // Tensors that lie in a shard but that the index does not give to it: they are not read. "NAME in FILE".
+  const std::vector<std::string>& unlisted() const { return unlisted_; }
+
+ private:
+  void open_single_file();
+  void open_shards();
+  void refuse_layout_markers() const;
+
+  std::filesystem::path path_;
+  nlohmann::json config_;
+  std::vector<std::shared_ptr<const SafetensorsFile>> files_;
+  std::vector<Tensor> tensors_;
+  std::vector<std::string> unlisted_;
+};
+
+// Key under which some trainers mark weights that are permuted or fused for their own use. Neither read nor written.
+inline constexpr std::string_view kLayoutMarker = "weight_layout_version";
+
+}  // namespace sluice

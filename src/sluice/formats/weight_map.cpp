@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/formats/weight_map.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <numeric>
+#include <unordered_map>
+
+#include "sluice/core/error.h"
+#include "sluice/formats/json.h"
+#include "sluice/formats/model_folder.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::string_view kNumber = "{}";
+
+struct PieceName {
+  std::string parameter;  // whole name in memory
+  std::int64_t number;
+  std::size_t part;  // index into Pieces::pieces
+};
+
+// "model.layers.0.mlp.experts.3.up_proj.weight" -> {"model.layers.0.mlp.experts.gate_up_proj", 3, 1}
+std::optional<PieceName> parse_piece(std::string_view name, const WeightRules::Pieces& rule) {
+  for (std::size_t part = 0; part < rule.pieces.size(); ++part) {
+    const std::string_view piece = rule.pieces[part];
+    const auto hole = piece.find(kNumber);
+    const auto before = piece.substr(0, hole), after = piece.substr(hole + kNumber.size());
+    if (!name.ends_with(after)) continue;
+    const auto stem = name.substr(0, name.size() - after.size());
+    const auto last_other = stem.find_last_not_of("0123456789");
+    const auto digits = stem.substr(last_other + 1);  // npos + 1 is 0
+    const auto head = stem.substr(0, stem.size() - digits.size());
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    const auto plain = error == std::errc() && (digits == "0" || digits[0] != '0');  // "03" is no number of ours
+    if (!plain || !head.ends_with(before)) continue;
+    return PieceName{std::string(head.substr(0, head.size() - before.size())) + rule.parameter, number, part};
+  }
+  return std::nullopt;
+}
+
+std::string piece_name(const std::string& parameter, const WeightRules::Pieces& rule, std::int64_t number,
+                       std::size_t part) {
+  const auto& piece = rule.pieces[part];
+  const auto hole = piece.find(kNumber);
+  return parameter.substr(0, parameter.size() - rule.parameter.size()) + piece.substr(0, hole) +
+         std::to_string(number) + piece.substr(hole + kNumber.size());
+}
+
+std::int64_t product(std::span<const std::int64_t> shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+// Things of one kind that went wrong: the count and the first are told.
+class Faults {
+ public:
+  explicit Faults(std::string_view what) : what_(what) {}
+  void add(std::string text) {
+    ++count_;
+    if (texts_.size() < 1000) texts_.push_back(std::move(text));  // enough to look for a nearest name
+  }
+  const std::vector<std::string>& texts() const { return texts_; }
+  void append_to(std::string& message) const {
+    if (count_ == 0) return;
+    message += fmt::format("\n  {} tensor{} {} (first: {})", count_, count_ == 1 ? "" : "s", what_, texts_[0]);
+  }
+
+ private:
+  std::string_view what_;
+  std::size_t count_ = 0;
+  std::vector<std::string> texts_;
+};
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    auto diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const auto replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+class Mapper {
+ public:
+  Mapper(std::span<const WantedTensor> wanted, const WeightRules& rules)
+      : wanted_(wanted), rules_(rules), filled_(wanted.size()) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) index_.emplace(wanted[i].name, i);
+  }
+
+  std::vector<MappedTensor> map(const std::string& where, std::span<const TensorInfo> on_disk) {
+    for (const auto& tensor : on_disk) mapped_.push_back(place(tensor));
+    for (std::size_t i = 0; i < wanted_.size(); ++i) check(i);
+    report(where);
+    return std::move(mapped_);
+  }
+
+ private:
+  // What is known of a parameter: the tensor that holds all of it, or its pieces.
+  struct Filled {
+    std::vector<std::size_t> whole;  // indices into mapped_
+    const WeightRules::Pieces* rule = nullptr;
+    std::map<std::pair<std::int64_t, std::size_t>, std::vector<std::size_t>> pieces;  // by number and part
+  };
+
+  MappedTensor place(const TensorInfo& tensor) {
+    MappedTensor mapped{.disk = tensor};
+    const auto here = mapped_.size();
+    const auto name = memory_name(tensor.name);
+    if (const auto found = index_.find(name); found != index_.end()) {
+      mapped.parameter = found->second;
+      filled_[found->second].whole.push_back(here);
+      return mapped;
+    }
+    for (const auto& rule : rules_.pieces) {
+      const auto piece = parse_piece(name, rule);
+      if (!piece) continue;
+      const auto found = index_.find(piece->parameter);
+      if (found == index_.end()) continue;
+      mapped.parameter = found->second;
+      auto& filled = filled_[found->second];
+      filled.rule = &rule;
+      filled.pieces[{piece->number, piece->part}].push_back(here);
+      return mapped;
+    }
+    for (const auto& aside : rules_.aside) {
+      if (!matches(aside.pattern, tensor.name)) continue;
+      mapped.aside_reason = aside.reason;
+      mapped.exported = aside.exported;
+      return mapped;
+    }
+    unexpected_.add(printable(tensor.name));
+    return mapped;
+  }
+
+  std::string memory_name(const std::string& disk) {
+    for (const auto& prefix : rules_.prefixes) {
+      if (!disk.starts_with(prefix.disk)) continue;
+      seen_prefix_ = &prefix;
+      return prefix.memory + disk.substr(prefix.disk.size());
+    }
+    return disk;
+  }
+
+  // The name under which this folder would hold a parameter.
+  std::string disk_name(const std::string& memory) const {
+    if (seen_prefix_ == nullptr || !memory.starts_with(seen_prefix_->memory)) return memory;
+    return seen_prefix_->disk + memory.substr(seen_prefix_->memory.size());
+  }
+
+  void check(std::size_t parameter) {
+    const auto& filled = filled_[parameter];
+    const auto& wanted = wanted_[parameter];
+    if (filled.whole.empty() && filled.pieces.empty()) {
+      missing_.add(disk_name(wanted.name));
+    } else if (filled.whole.size() > 1) {
+      add_twice(filled.whole[0], filled.whole[1]);
+    } else if (!filled.whole.empty() && !filled.pieces.empty()) {
+      add_twice(filled.whole[0], filled.pieces.begin()->second[0]);
+    } else if (!filled.whole.empty()) {
+      check_one(filled.whole[0], wanted, wanted.shape);
+    } else {
+      check_pieces(wanted, filled);
+    }
+  }
+
+  void check_pieces(const WantedTensor& wanted, const Filled& filled) {
+    const auto& rule = *filled.rule;
+    const auto parts = static_cast<std::int64_t>(rule.pieces.size());
+    // Of pieces without a known count there are as many as the rows of one of them imply; a gap is a missing one.
+    const auto& one = mapped_[filled.pieces.begin()->second[0]].disk.shape;
+    const auto rows = one.empty() ? 0 : one[0];
+    const auto numbers = rule.stacked ? wanted.shape[0]
+                         : rows > 0   ? std::max<std::int64_t>(wanted.shape[0] / rows / parts, 1)
+                                      : 1;
+    auto shape = wanted.shape;
+    if (rule.stacked) shape.erase(shape.begin());
+    const auto divisor = rule.stacked ? parts : numbers * parts;
+    if (shape.empty() || shape[0] % divisor != 0) {
+      misshapen_.add(fmt::format("{}: {} cannot be cut into {} equal pieces", disk_name(wanted.name),
+                                 shape_text(wanted.shape), numbers * parts));
+      return;
+    }
+    shape[0] /= divisor;
+    const auto elements = product(shape);
+    for (std::int64_t number = 0; number < numbers; ++number) {
+      for (std::size_t part = 0; part < rule.pieces.size(); ++part) {
+        const auto found = filled.pieces.find({number, part});
+        if (found == filled.pieces.end()) {
+          missing_.add(disk_name(piece_name(wanted.name, rule, number, part)));
+          continue;
+        }
+        if (found->second.size() > 1) add_twice(found->second[0], found->second[1]);
+        mapped_[found->second[0]].offset = (number * parts + static_cast<std::int64_t>(part)) * elements;
+        check_one(found->second[0], wanted, shape);
+      }
+    }
+    for (const auto& [key, indices] : filled.pieces) {
+      if (key.first >= numbers) unexpected_.add(printable(mapped_[indices[0]].disk.name));
+    }
+  }
+
+  void check_one(std::size_t index, const WantedTensor& wanted, const std::vector<std::int64_t>& shape) {
+    const auto& disk = mapped_[index].disk;
+    if (disk.shape != shape) {
+      misshapen_.add(
+          fmt::format("{}: expected {}, found {}", printable(disk.name), shape_text(shape), shape_text(disk.shape)));
+    } else if (wanted.floating && !is_plain_float(disk.dtype)) {
+      unusable_.add(fmt::format("{}: {}", printable(disk.name), dtype_name(disk.dtype)));
+    }
+  }
+
+  void add_twice(std::size_t first, std::size_t second) {
+    twice_.add(fmt::format("{} and {}", printable(mapped_[first].disk.name), printable(mapped_[second].disk.name)));
+  }
+
+  void report(const std::string& where) const {
+    std::string message;
+    for (const auto* faults : {&missing_, &unexpected_, &misshapen_, &unusable_, &twice_}) faults->append_to(message);
+    if (message.empty()) return;
+    fail_data("{}: the weights do not fit the model that config.json describes:{}\n  {}", where, message, advice());
+  }
+
+  std::string advice() const {
+    if (!missing_.texts().empty()) {
+      // One renamed tensor shows as a missing and an unexpected one with nearly the same name.
+      const auto& missing = missing_.texts()[0];
+      const std::string* nearest = nullptr;
+      std::size_t least = 5;  // letters; farther apart they are two things
+      for (const auto& name : unexpected_.texts()) {
+        const auto distance = name.size() > missing.size() + least || missing.size() > name.size() + least
+                                  ? least
+                                  : edit_distance(name, missing);
+        if (distance < least) least = distance, nearest = &name;
+      }
+      if (nearest != nullptr) return fmt::format("{} looks like {} under another name; rename it.", *nearest, missing);
+    }
+    if (!unusable_.texts().empty()) return "Quantised weights cannot be trained; give the bf16 folder of this model.";
+    return "Check that config.json and the weights are of the same model, and download the folder again.";
+  }
+
+  std::span<const WantedTensor> wanted_;
+  const WeightRules& rules_;
+  std::unordered_map<std::string, std::size_t> index_;
+  std::vector<Filled> filled_;
+  std::vector<MappedTensor> mapped_;
+  const WeightRules::Prefix* seen_prefix_ = nullptr;
+  Faults missing_{"missing"}, unexpected_{"unexpected"}, misshapen_{"of another shape"},
+      unusable_{"of a dtype without its scale"}, twice_{"stored twice"};
+};
+
+}  // namespace
+
+std::vector<MappedTensor> map_weights(const std::string& where, std::span<const TensorInfo> on_disk,
+                                      std::span<const WantedTensor> wanted, const WeightRules& rules) {
+  return Mapper(wanted, rules).map(where, on_disk);
+}
+
+std::vector<MappedTensor> fresh_tensors(const WantedTensor& wanted, std::size_t parameter, Dtype dtype,
+                                        const WeightRules& rules) {
+  for (const auto& rule : rules.pieces) {
+    if (!rule.fresh || !wanted.name.ends_with(rule.parameter)) continue;
+    const auto parts = static_cast<std::int64_t>(rule.pieces.size());
+    std::vector<std::int64_t> shape(wanted.shape.begin() + 1, wanted.shape.end());
+    shape[0] /= parts;
+    std::vector<MappedTensor> pieces;
+    for (std::int64_t i = 0; i < wanted.shape[0] * parts; ++i) {
+      const auto name = piece_name(wanted.name, rule, i / parts, static_cast<std::size_t>(i % parts));
+      pieces.push_back({.disk = {name, dtype, shape}, .parameter = parameter, .offset = i * product(shape)});
+    }
+    return pieces;
+  }
+  return {{.disk = {wanted.name, dtype, wanted.shape}, .parameter = parameter}};
+}
+
+}  // namespace sluice

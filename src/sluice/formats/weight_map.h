@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tensor on disk fills which parameter. A family states its rules once; loading, export and `sluice inspect`
+// follow the map that they give. Nothing is left over: a tensor fills a parameter, or is set aside for a stated reason,
+// or is an error.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sluice/formats/safetensors.h"
+
+namespace sluice {
+
+struct WeightRules {
+  // "model.language_model." on disk is "model." in memory. The first that fits is taken; other names stand for
+  // themselves.
+  struct Prefix {
+    std::string disk, memory;
+  };
+  // Tensors that this program does not use, by pattern of their disk name (`*` stands for any characters). They are
+  // copied into an export, unless they only repeat a parameter (a head tied to the embedding).
+  struct Aside {
+    std::string pattern, reason;
+    bool exported = true;
+  };
+  // A parameter may lie on disk in numbered pieces: all parameters whose names end in `parameter`, from tensors whose
+  // names end in `pieces`, where "{}" is the number. Pieces laid one after another, by number and then in the order of
+  // `pieces`, have the parameter's bytes. Example: {"experts.gate_up_proj", {"experts.{}.gate_proj.weight",
+  // "experts.{}.up_proj.weight"}}.
+  struct Pieces {
+    std::string parameter;
+    std::vector<std::string> pieces;
+    bool stacked =
+        true;  // one number an entry of the first dimension; otherwise the rows are split evenly over the numbers
+    bool fresh = false;  // a new model is written in pieces (stacked alone)
+  };
+  std::vector<Prefix> prefixes;
+  std::vector<Aside> aside;
+  std::vector<Pieces> pieces;
+};
+
+struct WantedTensor {
+  std::string name;  // in memory
+  std::vector<std::int64_t> shape;
+  bool floating = true;  // takes F16, BF16, F32, F64 alone: other dtypes mean values that need a scale
+};
+
+struct MappedTensor {
+  TensorInfo disk;
+  std::optional<std::size_t> parameter = {};  // index into the wanted tensors; none: set aside
+  std::int64_t offset = 0;                    // elements of the parameter before this tensor's
+  std::string aside_reason = {};
+  bool exported = true;
+};
+
+// One entry for each tensor on disk, in the order given. `where` names the folder in errors. One data error for
+// everything that does not fit: missing, unexpected, misshapen, of an unusable dtype, stored twice; with counts and the
+// first of each.
+std::vector<MappedTensor> map_weights(const std::string& where, std::span<const TensorInfo> on_disk,
+                                      std::span<const WantedTensor> wanted, const WeightRules& rules);
+
+// How a new model's parameter is written: itself, or its pieces where the rules say so.
+std::vector<MappedTensor> fresh_tensors(const WantedTensor& wanted, std::size_t parameter, Dtype dtype,
+                                        const WeightRules& rules);
+
+}  // namespace sluice
