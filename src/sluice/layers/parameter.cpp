@@ -19,7 +19,7 @@ Parameter& Module::declare(Parameter parameter) {
   return *declared;
 }
 
-void Module::adopt(std::string name, std::unique_ptr<Module> child) {
+void Module::adopt(const std::string& name, std::unique_ptr<Module> child) {
   child->prepend(name + ".");
   children_.push_back(std::move(child));
   order_.emplace_back([adopted = children_.back().get()](auto& list) {

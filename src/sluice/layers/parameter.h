@@ -49,16 +49,16 @@ class Module {
   // `name` is relative to this module; parent modules put theirs before it.
   Parameter& declare(Parameter parameter);
 
-  template <typename Child, typename... Args>
-  Child& add(std::string name, Args&&... args) {
-    auto owned = std::make_unique<Child>(std::forward<Args>(args)...);
-    auto& child = *owned;
-    adopt(std::move(name), std::move(owned));
-    return child;
+  // Takes over a part under `name`; its parameters get that name before theirs.
+  template <typename Child>
+  Child& add(const std::string& name, std::unique_ptr<Child> child) {
+    auto& part = *child;
+    adopt(name, std::move(child));
+    return part;
   }
 
  private:
-  void adopt(std::string name, std::unique_ptr<Module> child);
+  void adopt(const std::string& name, std::unique_ptr<Module> child);
   void prepend(const std::string& prefix);
 
   std::vector<std::unique_ptr<Parameter>> own_;

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// A token mixer: the part of a block that lets tokens see earlier ones. Linear attention and softmax attention are both.
+#pragma once
+
+#include <memory>
+
+#include "sluice/layers/pack.h"
+#include "sluice/layers/parameter.h"
+
+namespace sluice {
+
+// What a mixer keeps of the sequences being sampled, for a fixed number of slots. Slots are independent.
+class MixerState {
+ public:
+  virtual ~MixerState() = default;
+  virtual void clear(std::int64_t slot) = 0;   // as before the first token
+};
+
+class Mixer : public Module {
+ public:
+  // x [T, D] to [T, D]. With a state, each sequence continues its slot, and the slot is updated.
+  virtual Tensor forward(const Tensor& x, const ForwardContext& context, MixerState* state) const = 0;
+
+  // Room for `slots` sequences of at most `capacity` tokens each, activations in `dtype`.
+  virtual std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity, at::ScalarType dtype) const = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/layers/pack.h"
+
+#include <cassert>
+#include <utility>
+
+namespace sluice {
+
+Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past, std::vector<std::int64_t> slots) {
+  assert(past.empty() || past.size() == lengths.size());
+  assert(slots.size() == past.size());
+  std::vector<std::int32_t> bounds{0};
+  std::vector<std::int64_t> positions;
+  for (std::size_t n = 0; n < lengths.size(); ++n) {
+    bounds.push_back(bounds.back() + static_cast<std::int32_t>(lengths[n]));
+    const auto first = past.empty() ? 0 : past[n];
+    for (std::int64_t i = 0; i < lengths[n]; ++i) positions.push_back(first + i);
+  }
+  return {.lengths = std::move(lengths),
+          .past = std::move(past),
+          .slots = std::move(slots),
+          .cu_seqlens = at::tensor(bounds, at::TensorOptions().dtype(kInt)),
+          .positions = at::tensor(positions, at::TensorOptions().dtype(kLong))};
+}
+
+}  // namespace sluice

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/models/decoder.h"
+
+#include "sluice/layers/recompute.h"
+
+namespace sluice {
+
+Block::Block(BlockParts parts)
+    : mixer_norm_(add(parts.mixer_norm.name, std::move(parts.mixer_norm.part))),
+      mixer_(add(parts.mixer.name, std::move(parts.mixer.part))),
+      feed_forward_norm_(add(parts.feed_forward_norm.name, std::move(parts.feed_forward_norm.part))),
+      feed_forward_(add(parts.feed_forward.name, std::move(parts.feed_forward.part))) {}
+
+Tensor Block::forward(const Tensor& h, const ForwardContext& context, MixerState* state) const {
+  const auto mixed = h + mixer_.forward(mixer_norm_.forward(h), context, state);
+  return mixed + feed_forward_.forward(feed_forward_norm_.forward(mixed));
+}
+
+Decoder::Decoder(DecoderParts parts)
+    : vocab_size_(parts.vocab_size),
+      rotary_(parts.rotary),
+      embed_tokens_(add("model.embed_tokens", std::make_unique<Embedding>(parts.vocab_size, parts.hidden_size,
+                                                                          parts.initializer_range))),
+      blocks_([&] {
+        std::vector<Block*> blocks;
+        for (auto& block : parts.blocks) {
+          blocks.push_back(&add("model.layers." + std::to_string(blocks.size()), std::make_unique<Block>(std::move(block))));
+        }
+        return blocks;
+      }()),
+      norm_(add("model.norm", std::move(parts.final_norm))) {
+  if (!parts.tie_word_embeddings) {
+    lm_head_ = &add("lm_head", std::make_unique<Linear>(parts.vocab_size, parts.hidden_size, parts.initializer_range));
+  }
+}
+
+Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state) const {
+  const ForwardContext context{.pack = pack, .rotary = rotary_table(pack.positions, rotary_.theta, rotary_.dim)};
+  auto h = embed_tokens_.forward(tokens);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const auto* block = blocks_[i];
+    if (recompute_ == Recompute::kBlocks && at::GradMode::is_enabled()) {
+      std::vector<Tensor> parameters;
+      for (const auto* parameter : block->parameters()) parameters.push_back(parameter->value);
+      h = recompute([block, context](const Tensor& x) { return block->forward(x, context, nullptr); }, h, parameters);
+    } else {
+      h = block->forward(h, context, state == nullptr ? nullptr : state->layers[i].get());
+    }
+  }
+  return norm_.forward(h);
+}
+
+const Tensor& Decoder::head() const { return lm_head_ == nullptr ? embed_tokens_.weight() : lm_head_->weight(); }
+
+DecoderState Decoder::new_state(std::int64_t slots, std::int64_t capacity) const {
+  DecoderState state;
+  for (const auto* block : blocks_) {
+    state.layers.push_back(block->mixer().new_state(slots, capacity, embed_tokens_.weight().scalar_type()));
+  }
+  return state;
+}
+
+}  // namespace sluice

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/train/adamw.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+#include "sluice/kernels/common/multiarch.h"
+
+namespace sluice {
+namespace {
+
+struct Update {
+  float lr, decay, beta1, beta2, eps, gradient_scale, correction1, sqrt_correction2;
+};
+
+SLUICE_MULTIARCH void update_range(const Update& u, std::int64_t first, std::int64_t last, const float* __restrict gradient,
+                                   float* __restrict master, float* __restrict exp_avg, float* __restrict exp_avg_sq) {
+  const float step_size = u.lr / u.correction1, kept = 1 - u.lr * u.decay;
+  for (auto i = first; i < last; ++i) {
+    const float g = gradient[i] * u.gradient_scale;
+    exp_avg[i] = u.beta1 * exp_avg[i] + (1 - u.beta1) * g;
+    exp_avg_sq[i] = u.beta2 * exp_avg_sq[i] + (1 - u.beta2) * g * g;
+    const float denominator = std::sqrt(exp_avg_sq[i]) / u.sqrt_correction2 + u.eps;
+    master[i] = kept * master[i] - step_size * exp_avg[i] / denominator;
+  }
+}
+
+// Blocks of fixed size summed in order: the same bits whatever the number of threads.
+double sum_of_squares(const Tensor& x) {
+  constexpr std::int64_t kBlock = 1 << 16;
+  const auto blocks = (x.numel() + kBlock - 1) / kBlock;
+  std::vector<double> partial(static_cast<std::size_t>(blocks));
+  const auto* data = x.const_data_ptr<float>();
+  at::parallel_for(0, blocks, 1, [&](std::int64_t first, std::int64_t last) {
+    for (auto block = first; block < last; ++block) {
+      double sum = 0;
+      const auto end = std::min(x.numel(), (block + 1) * kBlock);
+      for (auto i = block * kBlock; i < end; ++i) sum += static_cast<double>(data[i]) * data[i];
+      partial[static_cast<std::size_t>(block)] = sum;
+    }
+  });
+  double total = 0;
+  for (const auto sum : partial) total += sum;
+  return total;
+}
+
+}  // namespace
+
+GradientSum::GradientSum(std::vector<Parameter*> parameters)
+    : parameters_(std::move(parameters)), sums_(parameters_.size()) {}
+
+void GradientSum::take() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto& gradient = parameters_[i]->value.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (sums_[i].defined()) {
+      sums_[i].add_(gradient);
+    } else {
+      sums_[i] = gradient.to(kFloat).contiguous();
+    }
+    gradient.reset();
+  }
+}
+
+double GradientSum::norm() const {
+  double total = 0;
+  for (const auto& sum : sums_) {
+    if (sum.defined()) total += sum_of_squares(sum);
+  }
+  return std::sqrt(total);
+}
+
+std::string GradientSum::first_not_finite() const {
+  for (std::size_t i = 0; i < sums_.size(); ++i) {
+    if (sums_[i].defined() && !sums_[i].isfinite().all().item<bool>()) return parameters_[i]->name;
+  }
+  return "";
+}
+
+void GradientSum::clear() {
+  for (auto& sum : sums_) sum.reset();
+}
+
+AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWSettings& settings) : settings_(settings) {
+  for (auto* parameter : parameters) {
+    const auto master = parameter->value.detach().to(kFloat);   // shares memory where the parameter is float32
+    slots_.push_back({parameter, master, at::zeros_like(master), at::zeros_like(master)});
+  }
+}
+
+void AdamW::step(const GradientSum& gradients, double lr, double gradient_scale) {
+  ++steps_;
+  const auto count = static_cast<double>(steps_);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    auto& slot = slots_[i];
+    const auto gradient = gradients.of(i).defined() ? gradients.of(i) : at::zeros_like(slot.master);
+    const Update update{.lr = static_cast<float>(lr),
+                        .decay = static_cast<float>(slot.parameter->decay ? settings_.weight_decay : 0),
+                        .beta1 = static_cast<float>(settings_.beta1),
+                        .beta2 = static_cast<float>(settings_.beta2),
+                        .eps = static_cast<float>(settings_.eps),
+                        .gradient_scale = static_cast<float>(gradient_scale),
+                        .correction1 = static_cast<float>(1 - std::pow(settings_.beta1, count)),
+                        .sqrt_correction2 = static_cast<float>(std::sqrt(1 - std::pow(settings_.beta2, count)))};
+    const auto* from = gradient.const_data_ptr<float>();
+    auto *master = slot.master.mutable_data_ptr<float>(), *first = slot.exp_avg.mutable_data_ptr<float>(),
+         *second = slot.exp_avg_sq.mutable_data_ptr<float>();
+    at::parallel_for(0, slot.master.numel(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      update_range(update, begin, end, from, master, first, second);
+    });
+    const at::NoGradGuard no_grad;
+    if (!slot.master.is_alias_of(slot.parameter->value)) slot.parameter->value.copy_(slot.master);
+  }
+}
+
+std::vector<std::pair<std::string, Tensor>> AdamW::state() const {
+  std::vector<std::pair<std::string, Tensor>> named;
+  for (const auto& slot : slots_) {
+    named.emplace_back(slot.parameter->name, slot.master);
+    named.emplace_back(slot.parameter->name + ".exp_avg", slot.exp_avg);
+    named.emplace_back(slot.parameter->name + ".exp_avg_sq", slot.exp_avg_sq);
+  }
+  return named;
+}
+
+void AdamW::restore(std::int64_t steps_done) {
+  steps_ = steps_done;
+  const at::NoGradGuard no_grad;
+  for (auto& slot : slots_) {
+    if (!slot.master.is_alias_of(slot.parameter->value)) slot.parameter->value.copy_(slot.master);
+  }
+}
+
+}  // namespace sluice
