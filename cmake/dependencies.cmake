@@ -27,7 +27,6 @@ sluice_dependency(fmt      DEFINES FMT_HEADER_ONLY)
 sluice_dependency(spdlog   DEFINES SPDLOG_HEADER_ONLY SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
 sluice_dependency(xxhash   DEFINES XXH_INLINE_ALL)
 sluice_dependency(json)
-sluice_dependency(cli11)
 sluice_dependency(toml     DEFINES TOML_HEADER_ONLY=1)
 sluice_dependency(pcre2    LINKS ${PCRE2_ARCHIVE} DEFINES PCRE2_STATIC PCRE2_CODE_UNIT_WIDTH=8)
 sluice_dependency(utf8proc LINKS ${UTF8PROC_ARCHIVE} DEFINES UTF8PROC_STATIC)
@@ -42,8 +41,10 @@ if(SLUICE_TORCH)
   # itself names; their folder goes into the run path.
   file(GLOB torch_cuda_dirs ${torch_dir}/../nvidia/cu*/lib)
   sluice_dependency(torch
-    LINKS ${torch_dir}/lib/libtorch_cpu.so ${torch_dir}/lib/libc10.so
+    LINKS ${torch_dir}/lib/libtorch_cpu.so ${torch_dir}/lib/libc10.so ${torch_dir}/lib/libgomp.so.1
     INCLUDES ${torch_dir}/include ${torch_dir}/include/torch/csrc/api/include)
+  # at::parallel_for is a template: without OpenMP here it would run our loops on one thread. libtorch's own libgomp.
+  target_compile_options(sluice_dep_torch INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fopenmp>)
   set(CMAKE_BUILD_RPATH ${torch_dir}/lib ${torch_cuda_dirs})
   target_link_options(sluice_dep_torch INTERFACE
     -Wl,--disable-new-dtags -Wl,--allow-shlib-undefined -Wl,--as-needed)

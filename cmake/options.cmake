@@ -33,3 +33,5 @@ if(GIT_FOUND)
     set(SLUICE_GIT_HASH ${hash})
   endif()
 endif()
+set_source_files_properties(${CMAKE_SOURCE_DIR}/src/sluice/config/version.cpp PROPERTIES
+  COMPILE_DEFINITIONS "SLUICE_VERSION=\"${PROJECT_VERSION}\";SLUICE_GIT_HASH=\"${SLUICE_GIT_HASH}\"")

@@ -8,6 +8,8 @@
 #include <set>
 #include <string>
 
+#include "sluice/core/terminal.h"
+
 namespace sluice {
 namespace {
 
@@ -29,7 +31,10 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 
 void set_log_level(LogLevel lowest_shown) { logger().set_level(to_spdlog(lowest_shown)); }
 
+bool log_shows(LogLevel level) { return logger().should_log(to_spdlog(level)); }
+
 void log_line(LogLevel level, std::string_view line) {
+  const LinesAboveLiveLine above;
   if (level == LogLevel::kWarning) {
     logger().warn("warning: {}", line);
   } else {

@@ -12,6 +12,7 @@ namespace sluice {
 enum class LogLevel { kInfo, kWarning };
 
 void set_log_level(LogLevel lowest_shown);
+bool log_shows(LogLevel level);
 void log_line(LogLevel level, std::string_view line);
 
 // True the first time that `key` is seen in this process. For a slower path that says so once.
