@@ -63,10 +63,10 @@ __device__ inline void copy_16_or_zero(uint32_t destination, const void* source,
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(valid ? 16 : 0)
                : "memory");
 }
-__device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ inline void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// Arrives at the barrier once all earlier copy_16_or_zero of this thread are there; one of the barrier's arrivals.
+// Readers through the tensor cores call fence_async_proxy after their wait.
+__device__ inline void copy_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // The bulk engine: contiguous, 16-byte aligned, a multiple of 16 bytes. Loads report to a barrier; stores to a group.

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gated delta rule on CUDA tensors: from tensors to params to launch.
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <limits>
+#include <tuple>
+
+#include "sluice/core/error.h"
+#include "sluice/core/tensor.h"
+#include "sluice/kernels/gated_delta_rule/params.h"
+
+namespace sluice {
+namespace {
+
+using Optional = const std::optional<Tensor>&;
+
+const __nv_bfloat16* bf16_data(const Tensor& x) { return static_cast<const __nv_bfloat16*>(x.const_data_ptr()); }
+__nv_bfloat16* mutable_bf16_data(const Tensor& x) { return static_cast<__nv_bfloat16*>(x.mutable_data_ptr()); }
+
+// [T, heads, dim] with dense heads within a token; the tokens may lie further apart (a slice of a wider projection).
+Tensor dense_heads(const Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2) ? x : x.contiguous(); }
+
+// What the params point into: inputs in the layout that the kernels read. Held until the launch.
+struct Inputs {
+  Tensor q, k, v, g, beta, cu_seqlens, initial_state;
+};
+
+Inputs make_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                   const Tensor& cu_seqlens, Optional initial_state) {
+  for (const Tensor* x : {&q, &k, &v}) {
+    SLUICE_CHECK(x->scalar_type() == kBFloat16, "gated_delta_rule: on a GPU q, k and v must be bfloat16; got {}",
+                 describe(*x));
+  }
+  for (const Tensor* x : {&k, &v, &g, &beta, &cu_seqlens}) {
+    SLUICE_CHECK(x->device() == q.device(),
+                 "gated_delta_rule: all tensors must be on the device of q, {}; one is on {}", q.device().str(),
+                 x->device().str());
+  }
+  return {dense_heads(q),
+          dense_heads(k),
+          dense_heads(v),
+          g.contiguous(),
+          beta.contiguous(),
+          cu_seqlens.contiguous(),
+          initial_state ? initial_state->contiguous() : Tensor()};
+}
+
+GatedDeltaParams make_params(const Inputs& x, double scale, bool qk_l2norm) {
+  SLUICE_CHECK(x.v.numel() <= std::numeric_limits<std::int32_t>::max() * std::int64_t{128},
+               "gated_delta_rule: too many tokens in one pack: v is {}; split it", describe(x.v));
+  GatedDeltaParams params{};
+  params.q = bf16_data(x.q);
+  params.k = bf16_data(x.k);
+  params.v = bf16_data(x.v);
+  params.g = x.g.const_data_ptr<float>();
+  params.beta = x.beta.const_data_ptr<float>();
+  params.cu_seqlens = x.cu_seqlens.const_data_ptr<std::int32_t>();
+  params.initial_state = x.initial_state.defined() ? x.initial_state.const_data_ptr<float>() : nullptr;
+  params.tokens = static_cast<std::int32_t>(x.q.size(0));
+  params.sequences = static_cast<std::int32_t>(x.cu_seqlens.size(0) - 1);
+  params.key_heads = static_cast<std::int32_t>(x.q.size(1));
+  params.value_heads = static_cast<std::int32_t>(x.v.size(1));
+  params.key_dim = static_cast<std::int32_t>(x.q.size(2));
+  params.value_dim = static_cast<std::int32_t>(x.v.size(2));
+  params.q_stride = x.q.stride(0);
+  params.k_stride = x.k.stride(0);
+  params.v_stride = x.v.stride(0);
+  params.scale = static_cast<float>(scale);
+  params.qk_l2norm = qk_l2norm;
+  const auto reason = why_unsupported(params);
+  SLUICE_CHECK(reason.empty(), "gated_delta_rule: the GPU kernels cannot run q {}, v {}: {}", describe(x.q),
+               describe(x.v), reason);
+  return params;
+}
+
+void check_launch(cudaError_t error) {
+  SLUICE_CHECK(error == cudaSuccess, "gated_delta_rule: launch failed: {}", cudaGetErrorString(error));
+}
+
+Tensor workspace(size_t bytes, const Tensor& like) {
+  return at::empty({static_cast<std::int64_t>(bytes)}, like.options().dtype(at::kByte));
+}
+
+std::tuple<Tensor, Tensor> gated_delta_rule_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                                 const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
+                                                 double scale, bool qk_l2norm) {
+  const c10::cuda::CUDAGuard device(q.device());
+  const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
+  GatedDeltaParams params = make_params(inputs, scale, qk_l2norm);
+  const Tensor out = at::empty(v.sizes(), v.options());
+  const Tensor final_state = at::empty({params.sequences, v.size(1), q.size(2), v.size(2)}, g.options());
+  params.out = mutable_bf16_data(out);
+  params.final_state = final_state.mutable_data_ptr<float>();
+  const Tensor scratch = workspace(gated_delta_rule_workspace_bytes(params), q);
+  params.workspace = scratch.mutable_data_ptr();
+  check_launch(launch_gated_delta_rule_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  return {out, final_state};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward_cuda(
+    const Tensor& grad_out, Optional grad_final_state, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state, double scale,
+    bool qk_l2norm) {
+  const c10::cuda::CUDAGuard device(q.device());
+  const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
+  GatedDeltaBackwardParams params{};
+  params.forward = make_params(inputs, scale, qk_l2norm);
+  const Tensor out_grad = grad_out.contiguous();
+  const Tensor state_grad = grad_final_state ? grad_final_state->contiguous() : Tensor();
+  params.grad_out = bf16_data(out_grad);
+  params.grad_final_state = state_grad.defined() ? state_grad.const_data_ptr<float>() : nullptr;
+
+  const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options());
+  const Tensor grad_v = at::empty(v.sizes(), v.options());
+  const Tensor grad_g = at::empty(g.sizes(), g.options()), grad_beta = at::empty(beta.sizes(), beta.options());
+  const Tensor grad_initial_state = at::empty({params.forward.sequences, v.size(1), q.size(2), v.size(2)}, g.options());
+  params.grad_q = mutable_bf16_data(grad_q);
+  params.grad_k = mutable_bf16_data(grad_k);
+  params.grad_v = mutable_bf16_data(grad_v);
+  params.grad_g = grad_g.mutable_data_ptr<float>();
+  params.grad_beta = grad_beta.mutable_data_ptr<float>();
+  params.grad_initial_state = grad_initial_state.mutable_data_ptr<float>();
+  const Tensor scratch = workspace(gated_delta_rule_backward_workspace_bytes(params.forward), q);
+  params.forward.workspace = scratch.mutable_data_ptr();
+  check_launch(launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  return {grad_q, grad_k, grad_v, grad_g, grad_beta, grad_initial_state};
+}
+
+TORCH_LIBRARY_IMPL(sluice, CUDA, m) {
+  m.impl("gated_delta_rule", gated_delta_rule_cuda);
+  m.impl("gated_delta_rule_backward", gated_delta_rule_backward_cuda);
+}
+
+}  // namespace
+}  // namespace sluice

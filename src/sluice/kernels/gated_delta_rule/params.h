@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The border between tensors and device code: what the Hopper kernels need, as plain pointers and sizes.
+// T packed tokens, n sequences, Hk key heads, Hv value heads (Hv % Hk == 0), K key dim, V value dim.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace sluice {
+
+struct GatedDeltaParams {
+  const __nv_bfloat16* q;      // [T, Hk, K]
+  const __nv_bfloat16* k;      // [T, Hk, K]
+  const __nv_bfloat16* v;      // [T, Hv, V]
+  const float* g;              // [T, Hv], log decay, <= 0
+  const float* beta;           // [T, Hv]
+  const int32_t* cu_seqlens;   // [n + 1]
+  const float* initial_state;  // [n, Hv, K, V], or null for zeros
+  int32_t tokens, sequences, key_heads, value_heads, key_dim, value_dim;
+  int64_t q_stride, k_stride, v_stride;  // elements between tokens; within a token the heads are dense
+  float scale;
+  bool qk_l2norm;   // q and k are divided by sqrt(sum of squares + 1e-6) first
+  void* workspace;  // gated_delta_rule_workspace_bytes, aligned to 1024 bytes
+
+  __nv_bfloat16* out;  // [T, Hv, V]
+  float* final_state;  // [n, Hv, K, V]
+};
+
+struct GatedDeltaBackwardParams {
+  GatedDeltaParams forward;       // its out and final_state are not used; workspace of the backward's size
+  const __nv_bfloat16* grad_out;  // [T, Hv, V]
+  const float* grad_final_state;  // [n, Hv, K, V], or null for zeros
+
+  __nv_bfloat16* grad_q;      // [T, Hk, K]
+  __nv_bfloat16* grad_k;      // [T, Hk, K]
+  __nv_bfloat16* grad_v;      // [T, Hv, V]
+  float* grad_g;              // [T, Hv]
+  float* grad_beta;           // [T, Hv]
+  float* grad_initial_state;  // [n, Hv, K, V], or null when not wanted
+};
+
+// Empty when the Hopper kernels can run it, otherwise what stands in the way.
+std::string_view why_unsupported(const GatedDeltaParams& params);
+
+size_t gated_delta_rule_workspace_bytes(const GatedDeltaParams& params);
+size_t gated_delta_rule_backward_workspace_bytes(const GatedDeltaParams& params);
+
+cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStream_t stream);
+cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams& params, cudaStream_t stream);
+
+}  // namespace sluice

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of the gated delta rule share.
+//
+// The chunked form, for one value head and one chunk of 64 tokens (rows t, s; G the running sum of g within the chunk,
+// G_C its last value; S the state at the chunk's start; k~ = rk k and q~ = rq q the normalised rows):
+//   B_ts = (k~_t . k~_s) e^(G_t - G_s) beta_s  for t > s        N = (I + B)^-1
+//   P_ts = scale (q~_t . k~_s) e^(G_t - G_s) beta_s  for t >= s
+//   X  = V - e^G (K~ S)              E = N X     (row t of E is v_t - S_{t-1}^T k~_t, the error that beta_t scales)
+//   O  = scale e^G (Q~ S) + P E
+//   S' = e^G_C S + sum_t beta_t e^(G_C - G_t) k~_t E_t^T
+// No exponent is positive. N and P do not depend on the state: `prepare` computes them for all chunks at once. The raw
+// rows of q and k are the matrix operands (bf16, exact); their norms enter as fp32 factors.
+#pragma once
+
+#include <cstdint>
+
+#include "sluice/kernels/common/sm90_copy.cuh"
+#include "sluice/kernels/common/sm90_wgmma.cuh"
+#include "sluice/kernels/gated_delta_rule/params.h"
+
+namespace sluice::sm90 {
+
+using bf16 = __nv_bfloat16;
+
+constexpr int kChunk = 64;     // tokens; the rows of one warpgroup's matrix product
+constexpr int kHeadDim = 128;  // K and V
+constexpr int kHalf = 64;      // columns of one tile: K and V are two of them
+constexpr int kWarpgroup = 128;
+constexpr uint32_t kTile = tile_bytes(kChunk);  // [64, 64] bf16: 8 KiB
+constexpr float kNormEpsilon = 1e-6f;
+
+// Per chunk and value head, rows of 64 floats.
+enum Factor {
+  kPredict = 0,  // e^G rk: K S to the decayed prediction
+  kWrite = 1,    // beta e^(G_C - G) rk: from E to the state
+  kRead = 2,     // scale e^G rq: Q S to the output
+  kGate = 3,     // G
+  kBeta = 4,
+  kFactors = 5,
+};
+
+// Intermediate results in global memory. `chunks` is the bound T / 64 + n: the true number is known on the device
+// alone.
+struct Workspace {
+  int32_t* first_chunk;  // [n + 1], of each sequence; the last is the number of chunks
+  int2* chunk_rows;      // [chunks]: first token, number of tokens
+  bf16* inverse;         // [chunks, Hv] tiles [64, 64]: N
+  bf16* scores;          // [chunks, Hv] tiles [64, 64]: P
+  float* factors;        // [chunks, Hv, kFactors, 64]
+  float* norms;          // [chunks, Hk, 2, 64]: rk, rq
+  // Backward alone:
+  bf16* error;       // [T, Hv, V]: E
+  bf16* state;       // [chunks, Hv, 2 (V half), 2 (K half)] tiles [64 v, 64 k]: S at the chunk's start
+  bf16* state_grad;  // likewise: gradient of S at the chunk's end
+  size_t bytes;
+};
+Workspace make_workspace(const GatedDeltaParams& params, bool backward);
+
+inline int chunk_bound(const GatedDeltaParams& params) { return params.tokens / kChunk + params.sequences; }
+
+cudaError_t launch_prepare(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
+
+// What a walk along the chunks of a sequence does (sm90_forward.cu).
+enum class Walk { kOutput, kStates };
+template <Walk kWalk>
+cudaError_t launch_forward_walk(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
+cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const Workspace& workspace,
+                                 cudaStream_t stream);
+cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, cudaStream_t stream);
+
+// A sequence's tokens; `index_chunks` has checked the boundaries.
+struct Span {
+  int first, last;
+};
+__device__ inline Span sequence_span(const GatedDeltaParams& params, int sequence) {
+  return {params.cu_seqlens[sequence], params.cu_seqlens[sequence + 1]};
+}
+
+// Copies a [64, 64] tile of token rows; rows from `rows` on become zeros. `source` points at the first row and column;
+// the distance between rows is `stride` elements. Called by one warpgroup.
+__device__ inline void copy_token_tile(uint32_t tile, const bf16* source, int64_t stride, int rows, int thread) {
+  const int piece = thread % 8;
+#pragma unroll
+  for (int row = thread / 8; row < kChunk; row += kWarpgroup / 8) {
+    const bool valid = row < rows;
+    copy_16_or_zero(tile + tile_offset(row, piece * 8), source + (valid ? row * stride + piece * 8 : 0), valid);
+  }
+}
+
+// Stores a [64, 64] tile to token rows, the first `rows` of them. Called by one warpgroup.
+__device__ inline void store_token_tile(bf16* destination, int64_t stride, int rows, const uint8_t* tile, int thread) {
+  const int piece = thread % 8;
+#pragma unroll
+  for (int row = thread / 8; row < kChunk; row += kWarpgroup / 8) {
+    if (row < rows) {
+      *reinterpret_cast<uint4*>(destination + row * stride + piece * 8) =
+          *reinterpret_cast<const uint4*>(tile + tile_offset(row, piece * 8));
+    }
+  }
+}
+
+}  // namespace sluice::sm90

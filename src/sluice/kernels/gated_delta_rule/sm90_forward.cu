@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk forward (sm90_walk.cuh). With Walk::kOutput it writes the output and the final state; with Walk::kStates,
+// for the backward pass, the state at the start of each chunk and the errors E. A chunk and V half takes 8 + 4 + 4
+// products of [64 x 64 or 128 x 16] on the chain (K S; N X; the state's update), and for the output 8 + 4 beside it (Q
+// S; P E).
+#include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
+
+namespace sluice::sm90 {
+namespace {
+
+// Tiles a group stages: [64 t, 64 v] of output or errors; and the state's two.
+template <Walk kWalk>
+constexpr int kStagingTiles = kWalk == Walk::kOutput ? 1 : 3;
+
+template <Walk kWalk, int kGroups>
+using Layout = WalkLayout<kGroups, kWalk == Walk::kOutput, kStagingTiles<kWalk>>;
+
+template <Walk kWalk, int kGroups>
+__device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& workspace, uint8_t* memory, int group,
+                               int thread) {
+  using Layout = sm90::Layout<kWalk, kGroups>;
+  using Stage = typename Layout::Stage;
+  constexpr bool kOutput = kWalk == Walk::kOutput;
+  const uint32_t shared = shared_address(memory);
+  const int lane = thread % 32;
+  uint8_t* const staging_memory = memory + Layout::staging + group * kStagingTiles<kWalk> * kTile;
+  const uint32_t staging = shared_address(staging_memory);
+  const uint32_t state_staging = staging + kTile;
+  const int64_t token_stride = static_cast<int64_t>(params.value_heads) * kHeadDim;
+
+  RingPosition<Layout::kStages> ring;
+  for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
+    const WalkItem item = walk_item<kGroups>(params, workspace, index);
+    const int half = item.group + group;
+    const int64_t state_block = static_cast<int64_t>(item.sequence) * params.value_heads + item.head;
+
+    float state[64];  // S^T [64 v, 128 k]
+    load_state(state, params.initial_state ? params.initial_state + state_block * kHeadDim * kHeadDim : nullptr,
+               half * kHalf, thread);
+
+    for (int i = 0; i < item.chunks; ++i, ring.advance()) {
+      const int64_t first = item.span.first + i * kChunk;
+      const int rows = min(kChunk, static_cast<int>(item.span.last - first));
+      const uint32_t stage = shared + ring.stage * Stage::bytes;
+      const float* factors = reinterpret_cast<const float*>(memory + ring.stage * Stage::bytes + Stage::factors);
+
+      uint32_t state_operand[8][4];
+      pack(state_operand, state);
+      barrier_wait(Layout::full(shared, ring.stage), ring.parity);
+      fence_async_proxy();
+
+      float predicted[32];  // (K S)^T [64 v, 64 t]
+      float out[32];        // O^T [64 v, 64 t]
+      mma_fence();
+      multiply_state(predicted, state_operand, stage + Stage::k);
+      mma_commit();
+      if constexpr (kOutput) {
+        multiply_state(out, state_operand, stage + Stage::query);
+        mma_commit();
+      } else {
+        if (thread == 0) bulk_store_wait_read();
+        named_barrier(1 + group, kWarpgroup);
+        store_rows(state_staging, state_operand, thread, kTile);
+      }
+
+      uint32_t value[4][4];  // V^T [64 v, 64 t], then X^T
+      load_transposed(value, stage + Stage::value + group * kTile, thread);
+      mma_wait<kOutput ? 1 : 0>();
+      pin(predicted);
+      scale_columns(predicted, factors + kPredict * kChunk, lane);
+#pragma unroll
+      for (int p = 0; p < 16; ++p) {
+        const float2 v = unpack(value[p / 4][p % 4]);
+        value[p / 4][p % 4] = pack(v.x - predicted[2 * p], v.y - predicted[2 * p + 1]);
+      }
+      float error[32];  // E^T [64 v, 64 t]
+      mma_fence();
+      multiply_tile<Major::kSummedColumns>(error, value, stage + Stage::inverse, false);
+      mma_commit();
+      mma_wait<0>();
+      pin(error);
+
+      uint32_t error_operand[4][4], write_operand[4][4];
+      pack(error_operand, error);
+      scale_columns(error, factors + kWrite * kChunk, lane);
+      pack(write_operand, error);
+      const float decay = __expf(factors[kGate * kChunk + kChunk - 1]);
+#pragma unroll
+      for (float& x : state) x *= decay;
+      if constexpr (kOutput) {
+        pin(out);
+        scale_columns(out, factors + kRead * kChunk, lane);
+      }
+      mma_fence();
+      add_outer_products(state, write_operand, stage + Stage::k);
+      if constexpr (kOutput) multiply_tile<Major::kSummedColumns>(out, error_operand, stage + Stage::scores, true);
+      mma_commit();
+      if constexpr (!kOutput) {
+        store_transposed(staging, error_operand, thread);
+        fence_async_proxy();
+        named_barrier(1 + group, kWarpgroup);
+        if (thread == 0) {
+          const int64_t block = static_cast<int64_t>(item.first_chunk + i) * params.value_heads + item.head;
+          bulk_store(workspace.state + (block * 2 + half) * kHalf * kHeadDim, state_staging, 2 * kTile);
+          bulk_store_commit();
+        }
+        store_token_tile(workspace.error + first * token_stride + item.head * kHeadDim + half * kHalf, token_stride,
+                         rows, staging_memory, thread);
+      }
+      mma_wait<0>();
+      pin(state);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(Layout::empty(shared, ring.stage));
+      if constexpr (kOutput) {
+        pin(out);
+        uint32_t out_pairs[4][4];
+        pack(out_pairs, out);
+        named_barrier(1 + group, kWarpgroup);  // the last chunk's output has left the staging tile
+        store_transposed(staging, out_pairs, thread);
+        named_barrier(1 + group, kWarpgroup);
+        store_token_tile(params.out + first * token_stride + item.head * kHeadDim + half * kHalf, token_stride, rows,
+                         staging_memory, thread);
+      }
+    }
+    if constexpr (kOutput) {
+      store_state(params.final_state + state_block * kHeadDim * kHeadDim, state, half * kHalf, thread);
+    }
+  }
+  if (!kOutput && thread == 0) bulk_store_wait();
+}
+
+template <Walk kWalk, int kGroups>
+__global__ __launch_bounds__(Layout<kWalk, kGroups>::kThreads,
+                             1) void walk_forward(const __grid_constant__ GatedDeltaParams params,
+                                                  const __grid_constant__ Workspace workspace) {
+  using Layout = sm90::Layout<kWalk, kGroups>;
+  extern __shared__ __align__(1024) uint8_t memory[];
+  const uint32_t shared = shared_address(memory);
+  Layout::init(shared);
+  const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  if (warpgroup == kGroups) {
+    if constexpr (kGroups == 2) registers_decrease<56>();
+    produce_chunks<Layout, kGroups, kWalk == Walk::kOutput, false>(params, workspace, params.v, params.v_stride, shared,
+                                                                   thread);
+  } else {
+    if constexpr (kGroups == 2) registers_increase<224>();
+    consume_chunks<kWalk, kGroups>(params, workspace, memory, warpgroup, thread);
+  }
+}
+
+template <Walk kWalk, int kGroups>
+cudaError_t launch(const GatedDeltaParams& params, const Workspace& workspace, int multiprocessors,
+                   cudaStream_t stream) {
+  using Layout = sm90::Layout<kWalk, kGroups>;
+  const auto kernel = walk_forward<kWalk, kGroups>;
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::bytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int items = walk_items<kGroups>(params);
+  kernel < <<items<multiprocessors ? items : multiprocessors, Layout::kThreads, Layout::bytes, stream>>>(params,
+                                                                                                         workspace);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+template <Walk kWalk>
+cudaError_t launch_forward_walk(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream) {
+  int multiprocessors = 0;
+  if (const cudaError_t error = multiprocessor_count(multiprocessors); error != cudaSuccess) return error;
+  return split_values(params, multiprocessors) ? launch<kWalk, 1>(params, workspace, multiprocessors, stream)
+                                               : launch<kWalk, 2>(params, workspace, multiprocessors, stream);
+}
+template cudaError_t launch_forward_walk<Walk::kOutput>(const GatedDeltaParams&, const Workspace&, cudaStream_t);
+template cudaError_t launch_forward_walk<Walk::kStates>(const GatedDeltaParams&, const Workspace&, cudaStream_t);
+
+}  // namespace sluice::sm90

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients of q, k, g and beta, chunk by chunk, once the walks have left S, dS', E and dV of every chunk (sm90.cuh).
+// Rows t, s of a chunk; dO the gradient of the output; products over V unless said otherwise. For one value head:
+//   R = dO E^T, D = -dV E^T    H = dO S^T, J = dV S^T, F = E dS'^T   [64, K]
+//   Wp = (P / beta) . R for t >= s,  Wb = (B / beta) . D for t > s    (elementwise; rows t, columns s)
+//   dq~ = scale e^G H + (scale beta_s Gamma R) K~          Gamma_ts = e^(G_t - G_s)
+//   dk~ = beta e^(G_C-G) F - e^G J + (scale beta_s Gamma R)^T Q~ + (Y + Y^T) K~,  Y = beta_s Gamma D
+//   dbeta_s = sum_t (Wp + Wb)_ts + e^(G_C-G_s) k~_s.F_s
+//   dG_t = sum_s beta_s (Wp + Wb)_ts + e^G_t (scale q~_t.H_t - k~_t.J_t) - beta_t dbeta_t
+//   and at the chunk's last row  + sum_s beta_s e^(G_C-G_s) k~_s.F_s + e^G_C <S, dS'>;  dg = running sum of dG from the
+//   end.
+//
+// An item is a chunk and a key head with its value heads: the gradients of q and k are summed over the value heads in
+// registers. Two consumer warpgroups own 64 columns each of dq and dk (dims of K); for the [64, 64] matrices the first
+// takes R and P, the second D and B. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each) of
+// each value head through a ring of 16 KiB slots; k and q stay for the whole item. CTAs are persistent. Traffic: 112
+// KiB read a chunk and value head, which is what binds.
+#include <initializer_list>
+
+#include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
+
+namespace sluice::sm90 {
+namespace {
+
+constexpr int kSlots = 10;
+constexpr uint32_t kSlotBytes = 2 * kTile;
+constexpr int kConsumers = 2;
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kConsumerBarrier = 3;  // both consumer warpgroups; 1 and 2 are each one's own
+
+// The order of a value head's slots.
+enum Slot { kOutGrad, kError, kValueGrad, kState, kStateGrad = kState + 2, kHeadSlots = kStateGrad + 2 };
+
+struct GradientStorage {
+  alignas(1024) uint8_t slots[kSlots][kSlotBytes];
+  uint8_t k[2 * kTile];
+  uint8_t q[2 * kTile];
+  uint8_t staging[2 * kTile];      // one a consumer
+  float gates[kSlots][2][kChunk];  // G and beta, with the slot of kOutGrad
+  float norms[2][kChunk];          // rk, rq
+  // What the consumers add up for dg and dbeta of a value head; in turn, so that the next head may begin.
+  struct {
+    float row[kConsumers][kChunk];
+    float column[kConsumers][4][kChunk];
+    float read[kConsumers][kChunk];     // q.H
+    float predict[kConsumers][kChunk];  // k.J
+    float write[kConsumers][kChunk];    // k.F
+    float states[kConsumers][4];        // <S, dS'>
+  } sums[2];
+  float projection[kConsumers][2][kChunk];  // q.dq, k.dk for the norm's gradient
+  // Full: the producer's threads, and one more that announces bulk copies. Empty: each consumer warp.
+  uint64_t slot_full[kSlots], slot_empty[kSlots], keys_full, keys_empty;
+};
+static_assert(sizeof(GradientStorage) <= 227 * 1024, "shared memory of one multiprocessor");
+
+struct GradientItem {
+  int chunk, key_head;
+  int64_t first;  // token
+  int rows;
+};
+__device__ GradientItem gradient_item(const GatedDeltaParams& params, const Workspace& workspace, int index) {
+  const int chunk = index / params.key_heads;
+  const int2 rows = workspace.chunk_rows[chunk];
+  return {chunk, index % params.key_heads, rows.x, rows.y};
+}
+
+__device__ void produce(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientStorage& shared,
+                        int thread) {
+  const GatedDeltaParams& params = backward.forward;
+  const int heads = params.value_heads / params.key_heads;
+  const int64_t stride = static_cast<int64_t>(params.value_heads) * kHeadDim;
+  const int items = workspace.first_chunk[params.sequences] * params.key_heads;
+  RingPosition<kSlots> ring;
+  RingPosition<1> keys;
+  for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
+    const GradientItem item = gradient_item(params, workspace, index);
+    const uint32_t keys_full = shared_address(&shared.keys_full);
+    barrier_wait(shared_address(&shared.keys_empty), keys.parity ^ 1);
+    if (thread == 0) {
+      barrier_arrive_expect(keys_full, sizeof(shared.norms));
+      bulk_load(shared_address(shared.norms),
+                workspace.norms + (static_cast<int64_t>(item.chunk) * params.key_heads + item.key_head) * 2 * kChunk,
+                sizeof(shared.norms), keys_full);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t column = item.key_head * kHeadDim + half * kHalf;
+      copy_token_tile(shared_address(shared.k) + half * kTile, params.k + item.first * params.k_stride + column,
+                      params.k_stride, item.rows, thread);
+      copy_token_tile(shared_address(shared.q) + half * kTile, params.q + item.first * params.q_stride + column,
+                      params.q_stride, item.rows, thread);
+    }
+    copy_arrive(keys_full);
+
+    for (int i = 0; i < heads; ++i) {
+      const int head = item.key_head * heads + i;
+      const int64_t block = static_cast<int64_t>(item.chunk) * params.value_heads + head;
+#pragma unroll
+      for (int slot = 0; slot < kHeadSlots; ++slot, ring.advance()) {
+        const uint32_t full = shared_address(&shared.slot_full[ring.stage]);
+        const uint32_t destination = shared_address(shared.slots[ring.stage]);
+        barrier_wait(shared_address(&shared.slot_empty[ring.stage]), ring.parity ^ 1);
+        if (slot < kState) {
+          const bf16* source = slot == kOutGrad ? backward.grad_out
+                               : slot == kError ? workspace.error
+                                                : backward.grad_v;
+          source += item.first * stride + head * kHeadDim;
+          if (thread == 0) {
+            const uint32_t bytes = sizeof(shared.gates[0]);
+            barrier_arrive_expect(full, slot == kOutGrad ? bytes : 0);
+            if (slot == kOutGrad) {
+              bulk_load(shared_address(shared.gates[ring.stage]),
+                        workspace.factors + (block * kFactors + kGate) * kChunk, bytes, full);
+            }
+          }
+          for (int half = 0; half < 2; ++half) {
+            copy_token_tile(destination + half * kTile, source + half * kHalf, stride, item.rows, thread);
+          }
+        } else if (thread == 0) {
+          const bf16* source = slot < kStateGrad ? workspace.state : workspace.state_grad;
+          const int half = (slot - kState) % 2;
+          barrier_arrive_expect(full, kSlotBytes);
+          bulk_load(destination, source + (block * 2 + half) * kHalf * kHeadDim, kSlotBytes, full);
+        }
+        copy_arrive(full);
+      }
+    }
+  }
+}
+
+// d [64, 64] = a [64, 128] b [64, 128]^T; both two tiles.
+__device__ void multiply_rows(float (&d)[32], uint32_t a, uint32_t b) {
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    mma_64x64<Major::kSummedColumns, Major::kSummedColumns>(
+        d, operand_step<Major::kSummedColumns>(operand(a + step / 4 * kTile), step % 4),
+        operand_step<Major::kSummedColumns>(operand(b + step / 4 * kTile), step % 4), step > 0);
+  }
+}
+// d [64, 64 of K] (+)= a [64, 64 of V] state [64 v, 64 k]: one V half.
+__device__ void multiply_state_half(float (&d)[32], uint32_t a, uint32_t state, bool accumulate) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    mma_64x64<Major::kSummedColumns, Major::kSummedRows>(d, operand_step<Major::kSummedColumns>(operand(a), step),
+                                                         operand_step<Major::kSummedRows>(operand(state), step),
+                                                         accumulate || step > 0);
+  }
+}
+// d [64, 64] += a b, or a^T b, of tiles [64, 64].
+template <Major kA>
+__device__ void add_product(float (&d)[32], uint32_t a, uint32_t b) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    mma_64x64<kA, Major::kSummedRows>(d, operand_step<kA>(operand(a), step),
+                                      operand_step<Major::kSummedRows>(operand(b), step), true);
+  }
+}
+
+__device__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Dot products of the rows of an accumulator [64, 64] with those of a tile; to result[64].
+__device__ void row_dots(float* result, const float (&d)[32], const uint32_t (&rows)[4][4], int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  float sum[2] = {};
+#pragma unroll
+  for (int p = 0; p < 16; ++p) {
+    const float2 x = unpack(rows[p / 4][p % 4]);
+    sum[p % 2] += d[2 * p] * x.x + d[2 * p + 1] * x.y;
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    sum[e] = quad_sum(sum[e]);
+    if (lane % 4 == 0) result[16 * warp + lane / 4 + 8 * e] = sum[e];
+  }
+}
+
+// Sums over the 8 lanes that share a column group: column[2j + e] is this thread's part of column 8j + 2(lane % 4) + e.
+// To result[64], one a warp.
+__device__ void column_sums(float* result, float (&column)[16], int lane) {
+#pragma unroll
+  for (int count = 8, mask = 16; count >= 2; count /= 2, mask /= 2) {
+    const bool upper = lane & mask;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float sent = upper ? column[i] : column[i + count];
+      const float kept = upper ? column[i + count] : column[i];
+      column[i] = kept + __shfl_xor_sync(~0u, sent, mask);
+    }
+  }
+  const int j = ((lane >> 4) & 1) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1);
+  *reinterpret_cast<float2*>(result + 8 * j + 2 * (lane % 4)) = {column[0], column[1]};
+}
+
+// dg and dbeta of a value head, from the sums; one warp, two rows a lane.
+template <class Sums>
+__device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sums& sums, const GradientStorage& shared,
+                             const float (&gate)[2], const float (&beta)[2], float last_gate, const GradientItem& item,
+                             int head, int lane) {
+  float gate_grad[2], write_total = 0.f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = 2 * lane + i;
+    const float k_norm = shared.norms[0][row], q_norm = shared.norms[1][row];
+    const float write = expf(last_gate - gate[i]) * k_norm * (sums.write[0][row] + sums.write[1][row]);
+    float beta_grad = write;
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      for (int warp = 0; warp < 4; ++warp) beta_grad += sums.column[consumer][warp][row];
+    }
+    const float read = backward.forward.scale * q_norm * (sums.read[0][row] + sums.read[1][row]);
+    const float predict = k_norm * (sums.predict[0][row] + sums.predict[1][row]);
+    gate_grad[i] = sums.row[0][row] + sums.row[1][row] + expf(gate[i]) * (read - predict) - beta[i] * beta_grad;
+    write_total += beta[i] * write;
+    if (row < item.rows) backward.grad_beta[(item.first + row) * backward.forward.value_heads + head] = beta_grad;
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) write_total += __shfl_xor_sync(~0u, write_total, mask);
+  if (lane == 31) {
+    float states = 0.f;
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      for (int warp = 0; warp < 4; ++warp) states += sums.states[consumer][warp];
+    }
+    gate_grad[1] += write_total + expf(last_gate) * states;
+  }
+  gate_grad[0] += gate_grad[1];
+  float sum = gate_grad[0];  // of this lane's rows and all later ones
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float other = __shfl_down_sync(~0u, sum, distance);
+    if (lane + distance < 32) sum += other;
+  }
+  float after = __shfl_down_sync(~0u, sum, 1);
+  if (lane == 31) after = 0.f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = 2 * lane + i;
+    if (row < item.rows)
+      backward.grad_g[(item.first + row) * backward.forward.value_heads + head] = after + gate_grad[i];
+  }
+}
+
+// One consumer warpgroup. `half`: its 64 columns of K; the first also owns R and P, the second D and B.
+__device__ void consume(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientStorage& shared,
+                        int half, int thread) {
+  const GatedDeltaParams& params = backward.forward;
+  const int warp = thread / 32, lane = thread % 32;
+  const int heads = params.value_heads / params.key_heads;
+  const int items = workspace.first_chunk[params.sequences] * params.key_heads;
+  const bool query = half == 0;
+  const uint32_t k_tiles = shared_address(shared.k), q_tiles = shared_address(shared.q);
+  const uint32_t staging = shared_address(shared.staging);
+  const int row = 16 * warp + lane / 4, column = 2 * (lane % 4);
+
+  RingPosition<kSlots> ring;
+  RingPosition<1> keys;
+  const auto wait_slot = [&](int offset) {
+    const int position = ring.stage + offset;
+    const int slot = position % kSlots;
+    barrier_wait(shared_address(&shared.slot_full[slot]), ring.parity ^ (position >= kSlots ? 1 : 0));
+    return slot;
+  };
+  const auto release_slots = [&](std::initializer_list<int> slots) {
+    __syncwarp();
+    if (lane == 0) {
+      for (const int slot : slots) barrier_arrive(shared_address(&shared.slot_empty[slot]));
+    }
+  };
+  int turn = 0;
+  for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
+    const GradientItem item = gradient_item(params, workspace, index);
+    barrier_wait(shared_address(&shared.keys_full), keys.parity);
+    fence_async_proxy();
+
+    float score[32];  // scale q~ k~^T, or k~ k~^T
+    mma_fence();
+    multiply_rows(score, query ? q_tiles : k_tiles, k_tiles);
+    mma_commit();
+    const float* row_norms = shared.norms[query ? 1 : 0];
+    const float norm[2] = {row_norms[row], row_norms[row + 8]};
+    const float row_factor[2] = {query ? params.scale * norm[0] : norm[0], query ? params.scale * norm[1] : norm[1]};
+    mma_wait<0>();
+    pin(score);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) score[i] *= row_factor[(i >> 1) & 1] * shared.norms[0][8 * (i / 4) + column + (i & 1)];
+
+    float q_grad[32] = {}, k_grad[32] = {};  // rq dq~ and rk dk~, [64, this half of K]
+    float score_grad[32] = {};               // of q~ k~^T without scale, or of k~ k~^T: sum over the value heads
+    for (int i = 0; i < heads; ++i, turn ^= 1) {
+      auto& sums = shared.sums[turn];
+      const int out_grad_slot = wait_slot(kOutGrad);
+      const float* gates = shared.gates[out_grad_slot][0];
+      const float* betas = shared.gates[out_grad_slot][1];
+      const int error_slot = wait_slot(kError), value_grad_slot = wait_slot(kValueGrad);
+      const uint32_t out_grad = shared_address(shared.slots[out_grad_slot]),
+                     error = shared_address(shared.slots[error_slot]);
+      const uint32_t value_grad = shared_address(shared.slots[value_grad_slot]);
+      fence_async_proxy();
+
+      const float gate[2] = {gates[row], gates[row + 8]}, last_gate = gates[kChunk - 1];
+      const float beta[2] = {betas[row], betas[row + 8]};
+      {
+        float product[32];  // R or -D
+        mma_fence();
+        multiply_rows(product, query ? out_grad : value_grad, error);
+        mma_commit();
+        mma_wait<0>();
+        pin(product);
+        float row_sum[2] = {}, column_sum[16] = {};
+#pragma unroll
+        for (int p = 0; p < 32; ++p) {
+          const int e = (p >> 1) & 1, t = row + 8 * e, s = 8 * (p / 4) + column + (p & 1);
+          const bool inside = query ? t >= s : t > s;
+          const float weighted = inside ? expf(gate[e] - gates[s]) * (query ? product[p] : -product[p]) : 0.f;
+          score_grad[p] += weighted * betas[s];
+          const float share = weighted * score[p];
+          row_sum[e] += share * betas[s];
+          column_sum[p / 4 * 2 + (p & 1)] += share;
+        }
+        for (int e = 0; e < 2; ++e) {
+          row_sum[e] = quad_sum(row_sum[e]);
+          if (lane % 4 == 0) sums.row[half][row + 8 * e] = row_sum[e];
+        }
+        column_sums(sums.column[half][warp], column_sum, lane);
+      }
+      uint32_t rows[4][4];  // of q or k, this half of K
+      const int state_slots[2] = {wait_slot(kState), wait_slot(kState + 1)};
+      {
+        float read[32];  // H
+        mma_fence();
+        for (int v = 0; v < 2; ++v) {
+          multiply_state_half(read, out_grad + v * kTile, shared_address(shared.slots[state_slots[v]]) + half * kTile,
+                              v > 0);
+        }
+        mma_commit();
+        load_rows(rows, q_tiles + half * kTile, thread);
+        mma_wait<0>();
+        pin(read);
+        row_dots(sums.read[half], read, rows, thread);
+        float factor[2];
+        for (int e = 0; e < 2; ++e) factor[e] = params.scale * expf(gate[e]) * shared.norms[1][row + 8 * e];
+#pragma unroll
+        for (int p = 0; p < 32; ++p) q_grad[p] += factor[(p >> 1) & 1] * read[p];
+      }
+      {
+        float predict[32];  // J
+        mma_fence();
+        for (int v = 0; v < 2; ++v) {
+          multiply_state_half(predict, value_grad + v * kTile,
+                              shared_address(shared.slots[state_slots[v]]) + half * kTile, v > 0);
+        }
+        mma_commit();
+        load_rows(rows, k_tiles + half * kTile, thread);
+        mma_wait<0>();
+        pin(predict);
+        row_dots(sums.predict[half], predict, rows, thread);
+        float factor[2];
+        for (int e = 0; e < 2; ++e) factor[e] = expf(gate[e]) * shared.norms[0][row + 8 * e];
+#pragma unroll
+        for (int p = 0; p < 32; ++p) k_grad[p] -= factor[(p >> 1) & 1] * predict[p];
+      }
+      const float gate_pair[2] = {gates[2 * lane], gates[2 * lane + 1]},
+                  beta_pair[2] = {betas[2 * lane], betas[2 * lane + 1]};
+      release_slots({out_grad_slot, value_grad_slot});
+
+      const int state_grad_slots[2] = {wait_slot(kStateGrad), wait_slot(kStateGrad + 1)};
+      {
+        float write[32];  // F
+        mma_fence();
+        for (int v = 0; v < 2; ++v) {
+          multiply_state_half(write, error + v * kTile,
+                              shared_address(shared.slots[state_grad_slots[v]]) + half * kTile, v > 0);
+        }
+        mma_commit();
+        float states = 0.f;  // this warpgroup's half of <S, dS'>
+        for (int v = 0; v < 2; ++v) {
+          const uint8_t* a = shared.slots[state_slots[v]] + half * kTile;
+          const uint8_t* b = shared.slots[state_grad_slots[v]] + half * kTile;
+#pragma unroll
+          for (int at = thread * 16; at < static_cast<int>(kTile); at += kWarpgroup * 16) {
+            const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
+            const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const float2 left = unpack(xs[e]), right = unpack(ys[e]);
+              states += left.x * right.x + left.y * right.y;
+            }
+          }
+        }
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) states += __shfl_xor_sync(~0u, states, mask);
+        if (lane == 0) sums.states[half][warp] = states;
+        mma_wait<0>();
+        pin(write);
+        row_dots(sums.write[half], write, rows, thread);
+        float write_factor[2];
+        for (int e = 0; e < 2; ++e)
+          write_factor[e] = beta[e] * expf(last_gate - gate[e]) * shared.norms[0][row + 8 * e];
+#pragma unroll
+        for (int p = 0; p < 32; ++p) k_grad[p] += write_factor[(p >> 1) & 1] * write[p];
+      }
+      release_slots({error_slot, state_slots[0], state_slots[1], state_grad_slots[0], state_grad_slots[1]});
+      for (int slot = 0; slot < kHeadSlots; ++slot) ring.advance();
+
+      named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // the sums are written
+      if (query && warp == i % 4) {
+        finish_gates(backward, sums, shared, gate_pair, beta_pair, last_gate, item, item.key_head * heads + i, lane);
+      }
+    }
+
+    // The scores' gradients, times both rows' norms, meet k and q once for all value heads.
+#pragma unroll
+    for (int p = 0; p < 32; ++p)
+      score_grad[p] *= row_factor[(p >> 1) & 1] * shared.norms[0][8 * (p / 4) + column + (p & 1)];
+    {
+      uint32_t pairs[4][4];
+      pack(pairs, score_grad);
+      store_rows(staging + half * kTile, pairs, thread);
+    }
+    fence_async_proxy();
+    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);
+    const uint32_t query_scores = staging, key_scores = staging + kTile;
+    mma_fence();
+    add_product<Major::kSummedColumns>(q_grad, query_scores, k_tiles + half * kTile);
+    add_product<Major::kSummedRows>(k_grad, query_scores, q_tiles + half * kTile);
+    add_product<Major::kSummedColumns>(k_grad, key_scores, k_tiles + half * kTile);
+    add_product<Major::kSummedRows>(k_grad, key_scores, k_tiles + half * kTile);
+    mma_commit();
+    mma_wait<0>();
+    pin(q_grad);
+    pin(k_grad);
+
+    // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this warpgroup's staging
+    // tile.
+    uint32_t q_rows[4][4], k_rows[4][4];
+    load_rows(q_rows, q_tiles + half * kTile, thread);
+    load_rows(k_rows, k_tiles + half * kTile, thread);
+    row_dots(shared.projection[half][0], q_grad, q_rows, thread);
+    row_dots(shared.projection[half][1], k_grad, k_rows, thread);
+    float q_projection[2], k_projection[2];
+    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);
+    for (int e = 0; e < 2; ++e) {
+      const int at = row + 8 * e;
+      const float k_norm = shared.norms[0][at], q_norm = shared.norms[1][at];
+      q_projection[e] =
+          params.qk_l2norm ? q_norm * q_norm * (shared.projection[0][0][at] + shared.projection[1][0][at]) : 0.f;
+      k_projection[e] =
+          params.qk_l2norm ? k_norm * k_norm * (shared.projection[0][1][at] + shared.projection[1][1][at]) : 0.f;
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&shared.keys_empty));
+
+    const int64_t stride = static_cast<int64_t>(params.key_heads) * kHeadDim;
+    const auto write_out = [&](bf16* destination, const float(&grad)[32], const uint32_t(&rows)[4][4],
+                               const float(&projection)[2]) {
+      uint32_t pairs[4][4];
+#pragma unroll
+      for (int p = 0; p < 16; ++p) {
+        const float2 x = unpack(rows[p / 4][p % 4]);
+        pairs[p / 4][p % 4] = pack(grad[2 * p] - projection[p % 2] * x.x, grad[2 * p + 1] - projection[p % 2] * x.y);
+      }
+      store_rows(staging + half * kTile, pairs, thread);
+      named_barrier(1 + half, kWarpgroup);
+      store_token_tile(destination + item.first * stride + item.key_head * kHeadDim + half * kHalf, stride, item.rows,
+                       shared.staging + half * kTile, thread);
+      named_barrier(1 + half, kWarpgroup);
+    };
+    write_out(backward.grad_q, q_grad, q_rows, q_projection);
+    write_out(backward.grad_k, k_grad, k_rows, k_projection);
+  }
+}
+
+__global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__ GatedDeltaBackwardParams params,
+                                                         const __grid_constant__ Workspace workspace) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& shared = *reinterpret_cast<GradientStorage*>(memory);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      barrier_init(shared_address(&shared.slot_full[slot]), kWarpgroup + 1);
+      barrier_init(shared_address(&shared.slot_empty[slot]), kConsumers * kWarpgroup / 32);
+    }
+    barrier_init(shared_address(&shared.keys_full), kWarpgroup + 1);
+    barrier_init(shared_address(&shared.keys_empty), kConsumers * kWarpgroup / 32);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  if (warpgroup == kConsumers) {
+    registers_decrease<56>();
+    produce(params, workspace, shared, thread);
+  } else {
+    registers_increase<224>();
+    consume(params, workspace, shared, warpgroup, thread);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, cudaStream_t stream) {
+  int multiprocessors = 0;
+  if (const cudaError_t error = multiprocessor_count(multiprocessors); error != cudaSuccess) return error;
+  constexpr int kBytes = sizeof(GradientStorage);
+  if (const cudaError_t error = cudaFuncSetAttribute(gradients, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int items = chunk_bound(params.forward) * params.forward.key_heads;
+  gradients < <<items<multiprocessors ? items : multiprocessors, kThreads, kBytes, stream>>>(params, workspace);
+  return cudaGetLastError();
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk along the chunks of a sequence that carries a state, forward or backward: how work is dealt out and loaded.
+//
+// An item is one sequence and one value head, or (with one consumer warpgroup a CTA, when that is what fills the chip)
+// one V half of it. A consumer warpgroup owns 64 of the state's V columns, as S^T [64 v, 128 k] in fp32 registers,
+// across all chunks; the V halves never meet. All products are taken transposed, with V along the accumulator's rows,
+// so that each result is the next product's left operand in registers: a chunk passes no intermediate result through
+// shared memory. A producer warpgroup loads the chunks' tiles into a ring of stages. CTAs are persistent: it runs ahead
+// into the next item.
+#pragma once
+
+#include "sluice/kernels/gated_delta_rule/sm90.cuh"
+
+namespace sluice::sm90 {
+
+// Shared memory of one stage, in bytes from its start. `kGroups` consumer warpgroups; kQuery: with q and P.
+template <int kGroups, bool kQuery>
+struct Stage {
+  static constexpr uint32_t k = 0;                              // two tiles [64 t, 64 k]
+  static constexpr uint32_t inverse = 2 * kTile;                // N
+  static constexpr uint32_t value = inverse + kTile;            // a tile [64 t, 64 v] a group: v, or grad_out
+  static constexpr uint32_t factors = value + kGroups * kTile;  // kFactors rows of 64 floats, padded
+  static constexpr uint32_t query = factors + 2048;             // two tiles
+  static constexpr uint32_t scores = query + 2 * kTile;         // P
+  static constexpr uint32_t bytes = kQuery ? scores + kTile : query;
+};
+constexpr uint32_t kFactorBytes = kFactors * kChunk * sizeof(float);
+
+constexpr int kWalkStages = 3;
+
+// Shared memory of the CTA: the stages, a staging area for what each group writes, the barriers.
+template <int kGroups, bool kQuery, int kStagingTiles>
+struct WalkLayout {
+  using Stage = sm90::Stage<kGroups, kQuery>;
+  static constexpr int kStages =
+      kWalkStages * Stage::bytes + kGroups * kStagingTiles * kTile + 64 <= 227 * 1024 ? kWalkStages : kWalkStages - 1;
+  static constexpr uint32_t staging = kStages * Stage::bytes;
+  static constexpr uint32_t barriers = staging + kGroups * kStagingTiles * kTile;
+  static constexpr uint32_t bytes = barriers + 2 * kStages * 8;
+  static_assert(bytes <= 227 * 1024, "shared memory of one multiprocessor");
+  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+
+  __device__ static uint32_t full(uint32_t shared, int stage) { return shared + barriers + 8 * stage; }
+  __device__ static uint32_t empty(uint32_t shared, int stage) { return shared + barriers + 8 * (kStages + stage); }
+
+  // Full: each producer thread once its copies are there, and one more that announces the bulk copies. Empty: each
+  // consumer warp.
+  __device__ static void init(uint32_t shared) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < kStages; ++stage) {
+        barrier_init(full(shared, stage), kWarpgroup + 1);
+        barrier_init(empty(shared, stage), kGroups * kWarpgroup / 32);
+      }
+      barrier_init_fence();
+    }
+    __syncthreads();
+  }
+};
+
+struct WalkItem {
+  int sequence, head, group;  // `group`: the V half of the CTA's first consumer warpgroup
+  Span span;
+  int first_chunk, chunks;
+};
+template <int kGroups>
+__host__ __device__ int walk_items(const GatedDeltaParams& params) {
+  return params.sequences * params.value_heads * (2 / kGroups);
+}
+template <int kGroups>
+__device__ WalkItem walk_item(const GatedDeltaParams& params, const Workspace& workspace, int index) {
+  WalkItem item;
+  item.group = index % (2 / kGroups);
+  index /= 2 / kGroups;
+  item.head = index % params.value_heads;
+  item.sequence = index / params.value_heads;
+  item.span = sequence_span(params, item.sequence);
+  item.first_chunk = workspace.first_chunk[item.sequence];
+  item.chunks = (item.span.last - item.span.first + kChunk - 1) / kChunk;
+  return item;
+}
+
+// The producer warpgroup. `value`, of token stride `value_stride`, is v or grad_out.
+template <class Layout, int kGroups, bool kQuery, bool kReverse>
+__device__ void produce_chunks(const GatedDeltaParams& params, const Workspace& workspace, const bf16* value,
+                               int64_t value_stride, uint32_t shared, int thread) {
+  using Stage = typename Layout::Stage;
+  RingPosition<Layout::kStages> ring;
+  for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
+    const WalkItem item = walk_item<kGroups>(params, workspace, index);
+    const int64_t key_column = item.head / (params.value_heads / params.key_heads) * kHeadDim;
+    const int64_t value_column = item.head * kHeadDim + item.group * kHalf;
+    for (int i = 0; i < item.chunks; ++i, ring.advance()) {
+      const int position = kReverse ? item.chunks - 1 - i : i;
+      const int64_t first = item.span.first + position * kChunk;
+      const int rows = min(kChunk, static_cast<int>(item.span.last - first));
+      const int64_t block = static_cast<int64_t>(item.first_chunk + position) * params.value_heads + item.head;
+      const uint32_t stage = shared + ring.stage * Stage::bytes;
+      const uint32_t full = Layout::full(shared, ring.stage);
+      barrier_wait(Layout::empty(shared, ring.stage), ring.parity ^ 1);
+      if (thread == 0) {
+        barrier_arrive_expect(full, kFactorBytes + (kQuery ? 2 : 1) * kTile);
+        bulk_load(stage + Stage::factors, workspace.factors + block * kFactors * kChunk, kFactorBytes, full);
+        bulk_load(stage + Stage::inverse, workspace.inverse + block * kChunk * kChunk, kTile, full);
+        if (kQuery) bulk_load(stage + Stage::scores, workspace.scores + block * kChunk * kChunk, kTile, full);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t column = key_column + half * kHalf;
+        copy_token_tile(stage + Stage::k + half * kTile, params.k + first * params.k_stride + column, params.k_stride,
+                        rows, thread);
+        if (kQuery) {
+          copy_token_tile(stage + Stage::query + half * kTile, params.q + first * params.q_stride + column,
+                          params.q_stride, rows, thread);
+        }
+      }
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        copy_token_tile(stage + Stage::value + group * kTile,
+                        value + first * value_stride + value_column + group * kHalf, value_stride, rows, thread);
+      }
+      copy_arrive(full);
+    }
+  }
+}
+
+// The thread's part of a state S^T [64 v, 128 k]: its element `i` of the accumulator is S[k][v].
+struct StateElement {
+  int k, v;
+};
+__device__ inline StateElement state_element(int i, int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  return {8 * (i / 4) + 2 * (lane % 4) + (i & 1), 16 * warp + lane / 4 + 8 * ((i >> 1) & 1)};
+}
+// `memory` [K, V] of the value head, null for zeros; `column` the first of the 64 V columns.
+__device__ inline void load_state(float (&state)[64], const float* memory, int column, int thread) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const StateElement at = state_element(i, thread);
+    state[i] = memory ? memory[at.k * kHeadDim + column + at.v] : 0.f;
+  }
+}
+__device__ inline void store_state(float* memory, const float (&state)[64], int column, int thread) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const StateElement at = state_element(i, thread);
+    memory[at.k * kHeadDim + column + at.v] = state[i];
+  }
+}
+
+// Multiplies the accumulator [64 v, 64 t] by a factor of its column t.
+__device__ inline void scale_columns(float (&d)[32], const float* factor, int lane) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 f = *reinterpret_cast<const float2*>(factor + 8 * j + 2 * (lane % 4));
+    d[4 * j] *= f.x;
+    d[4 * j + 1] *= f.y;
+    d[4 * j + 2] *= f.x;
+    d[4 * j + 3] *= f.y;
+  }
+}
+
+// d [64 v, 64 t] (+)= state^T [64 v, 128 k] rows^T [128 k, 64 t], where `rows` are two tiles [64 t, 64 k].
+__device__ inline void multiply_state(float (&d)[32], const uint32_t (&state)[8][4], uint32_t rows) {
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    mma_64x64<Major::kSummedColumns>(
+        d, state[step], operand_step<Major::kSummedColumns>(operand(rows + step / 4 * kTile), step % 4), step > 0);
+  }
+}
+// d [64 v, 64] (+)= a [64 v, 64] b, where b is a tile, summed along its columns or its rows.
+template <Major kMajor>
+__device__ inline void multiply_tile(float (&d)[32], const uint32_t (&a)[4][4], uint32_t b, bool accumulate) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+    mma_64x64<kMajor>(d, a[step], operand_step<kMajor>(operand(b), step), accumulate || step > 0);
+}
+// state [64 v, 128 k] += a [64 v, 64 t] rows [64 t, 128 k].
+__device__ inline void add_outer_products(float (&state)[64], const uint32_t (&a)[4][4], uint32_t rows) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    mma_64x128<Major::kSummedRows>(state, a[step], operand_step<Major::kSummedRows>(operand(rows, kTile), step), true);
+  }
+}
+
+// One consumer warpgroup a CTA and twice the CTAs while they fit on the chip at once: then its chain of products, which
+// is what binds, has a multiprocessor to itself.
+inline bool split_values(const GatedDeltaParams& params, int multiprocessors) {
+  return walk_items<1>(params) <= multiprocessors;
+}
+
+inline cudaError_t multiprocessor_count(int& count) {
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+}
+
+}  // namespace sluice::sm90
