@@ -16,6 +16,7 @@
 #include "sluice/config/writer.h"
 #include "sluice/core/files.h"
 #include "sluice/core/log.h"
+#include "sluice/core/testing.h"
 
 namespace sluice {
 namespace {
@@ -150,7 +151,8 @@ TEST(App, KeepsWarningsWhenQuiet) {
 
 // What bash offers behind `words`, the last of which is being typed.
 std::string completions(const std::vector<std::string>& words) {
-  const auto script = std::filesystem::temp_directory_path() / fmt::format("sluice-completion-{}.bash", ::getpid());
+  const TemporaryFolder folder;
+  const auto script = folder / "completion.bash";
   std::string line;
   for (const auto& word : words) line += fmt::format("'{}' ", word);
   write_file(script, sluice({"completion", "bash"}).out +
@@ -160,7 +162,6 @@ std::string completions(const std::vector<std::string>& words) {
   std::FILE* pipe = ::popen(fmt::format("bash {} 2>&1", script.string()).c_str(), "r");
   for (std::array<char, 4096> part; std::fgets(part.data(), part.size(), pipe) != nullptr;) output += part.data();
   ::pclose(pipe);
-  std::filesystem::remove(script);
   return output;
 }
 

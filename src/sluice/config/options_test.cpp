@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include "sluice/config/writer.h"
 #include "sluice/core/error.h"
 #include "sluice/core/files.h"
+#include "sluice/core/testing.h"
 
 namespace sluice {
 namespace {
@@ -52,22 +52,6 @@ class OptionErrors : public Options {
   std::string reading(std::string_view toml) {
     return error_of([&] { read(toml); });
   }
-};
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() : path_(std::filesystem::temp_directory_path() / fmt::format("sluice-options-{}", ::getpid())) {
-    std::filesystem::create_directories(path_);
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  std::string file(std::string_view name, std::string_view contents) const {
-    const auto path = path_ / name;
-    write_file(path, contents);
-    return path.string();
-  }
-
- private:
-  std::filesystem::path path_;
 };
 
 TEST_F(Options, KeepTheirDefaultsWhenNothingIsGiven) {
@@ -158,8 +142,9 @@ TEST_F(Options, ReadListsOfTables) {
 
 TEST_F(Options, LetTheLaterFileAndThenTheCommandLineWin) {
   const TemporaryFolder folder;
-  const auto first = folder.file("first.toml", "seed = 1\noptim.lr = 1.0");
-  const auto second = folder.file("second.toml", "seed = 2");
+  const auto first = (folder / "first.toml").string(), second = (folder / "second.toml").string();
+  write_file(first, "seed = 1\noptim.lr = 1.0");
+  write_file(second, "seed = 2");
   type({first, second});
   EXPECT_EQ(run.seed, 2);
   EXPECT_EQ(run.optim.lr, 1.0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/core/log.h"
 
-#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <mutex>
@@ -15,8 +15,8 @@ namespace {
 
 spdlog::logger& logger() {
   static const auto instance = [] {
-    auto created = spdlog::stderr_color_mt("sluice");  // colours only on a terminal
-    created->set_pattern("%^%v%$");
+    auto created = spdlog::stderr_logger_mt("sluice");
+    created->set_pattern("%v");
     created->set_level(spdlog::level::info);
     return created;
   }();
@@ -36,7 +36,7 @@ bool log_shows(LogLevel level) { return logger().should_log(to_spdlog(level)); }
 void log_line(LogLevel level, std::string_view line) {
   const LinesAboveLiveLine above;
   if (level == LogLevel::kWarning) {
-    logger().warn("warning: {}", line);
+    logger().warn("{} {}", colours_wanted() ? "\x1b[33mwarning:\x1b[0m" : "warning:", line);
   } else {
     logger().info("{}", line);
   }

@@ -19,11 +19,20 @@ constexpr auto kRedrawEvery = std::chrono::milliseconds(100);  // an eye sees no
 constexpr auto kLineEvery = std::chrono::seconds(10);
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
-// "950", "48.1k", "1.2M".
+// Three digits, which keep the line short and its columns in place: "0.83", "61.3", "412", "1.2e+04".
+std::string three_digits(double number) {
+  const double size = std::abs(number);
+  if (size < 9.995) return fmt::format("{:.2f}", number);
+  if (size < 99.95) return fmt::format("{:.1f}", number);
+  if (size < 9999.5) return fmt::format("{:.0f}", number);
+  return fmt::format("{:.1e}", number);
+}
+
+// "950", "48.1k", "1.20M".
 std::string short_count(double count) {
   if (count < 999.5) return fmt::format("{:.0f}", count);
-  if (count < 999.95e3) return fmt::format("{:.1f}k", count / 1e3);
-  return fmt::format("{:.1f}M", count / 1e6);
+  if (count < 999.5e3) return three_digits(count / 1e3) + "k";
+  return three_digits(count / 1e6) + "M";
 }
 
 // "0:11:05"; hours grow as they must.
@@ -37,13 +46,13 @@ std::string clock_time(double seconds) {
 std::string format_step_line(const StepLine& line) {
   std::vector<std::string> fields{fmt::format("step {}/{}", line.step, line.steps)};
   if (line.loss) fields.push_back(fmt::format("loss {:.4f}", *line.loss));
-  if (line.grad_norm) fields.push_back(fmt::format("gnorm {:.2f}", *line.grad_norm));
+  if (line.grad_norm) fields.push_back("gnorm " + three_digits(*line.grad_norm));
   fields.insert(fields.end(), line.further.begin(), line.further.end());
   if (line.lr) fields.push_back(fmt::format("lr {:.1e}", *line.lr));
   if (line.tokens_per_s) fields.push_back(short_count(*line.tokens_per_s) + " tok/s");
-  if (line.mfu) fields.push_back(fmt::format("mfu {:.1f}%", 100 * *line.mfu));
-  if (line.memory_bytes) fields.push_back(fmt::format("{:.1f} GiB", *line.memory_bytes / kGiB));
-  if (line.step_s) fields.push_back(fmt::format("{:.2f} s", *line.step_s));
+  if (line.mfu) fields.push_back(fmt::format("mfu {}%", three_digits(100 * *line.mfu)));
+  if (line.memory_bytes) fields.push_back(three_digits(*line.memory_bytes / kGiB) + " GiB");
+  if (line.step_s) fields.push_back(three_digits(*line.step_s) + " s");
   if (line.eta_s) fields.push_back("eta " + clock_time(*line.eta_s));
   return fmt::format("{}", fmt::join(fields, " | "));
 }
