@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bfloat16 product is made of calls to oneDNN's block product, C [64, 64] (+)= A [64, depth] B [depth, 64]. B is
+// first packed into panels of 64 columns, in which the two rows 2i, 2i + 1 are interleaved, as the matrix unit reads
+// them. oneDNN compiles a kernel for each combination of sizes and strides and keeps it; so that there are few, rows
+// and columns past the end are padded, depth is cut into pieces of kDepth and the last one padded to a multiple of
+// kStep, and operands with odd strides are copied block by block.
+#include "sluice/kernels/common/matmul.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "sluice/kernels/common/multiarch.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kBlock = 64;            // rows and columns of a block of C: the widest that oneDNN packs
+constexpr std::int64_t kStep = 32;             // bfloat16 values of depth that one instruction takes
+constexpr std::int64_t kDepth = 512;           // a block of A is then 64 KiB and stays near
+constexpr std::int64_t kPanelBytes = 1 << 20;  // of B a thread packs at once: half of the second-level cache
+
+using Word = std::uint32_t;  // two bfloat16 values, one above the other in B
+using Half = std::uint16_t;  // the bits of one
+
+std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+
+// Columns [0, columns) of b [k, n], by row, into a panel [depth / 2, 64].
+SLUICE_MULTIARCH void pack_rows(const Half* __restrict b, std::int64_t stride, std::int64_t k, std::int64_t columns,
+                                std::int64_t depth, Word* __restrict panel) {
+  for (std::int64_t i = 0; i < depth / 2; ++i, panel += kBlock) {
+    const Half *upper = b + 2 * i * stride, *lower = upper + stride;
+    if (2 * i + 1 < k) {
+      for (std::int64_t c = 0; c < columns; ++c) panel[c] = upper[c] | static_cast<Word>(lower[c]) << 16;
+    } else {
+      for (std::int64_t c = 0; c < columns; ++c) panel[c] = 2 * i < k ? upper[c] : 0;
+    }
+    std::fill(panel + columns, panel + kBlock, 0);
+  }
+}
+
+// The same for a b that is stored by column: column c is `k` values at b + c * stride.
+SLUICE_MULTIARCH void pack_columns(const Half* __restrict b, std::int64_t stride, std::int64_t k, std::int64_t columns,
+                                   std::int64_t depth, Word* __restrict panel) {
+  constexpr std::int64_t kWide = 16;
+  std::memset(panel, 0, depth / 2 * kBlock * sizeof(Word));
+  std::int64_t i = 0;
+  for (; i + kWide <= k / 2; i += kWide) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      Word pairs[kWide];
+      std::memcpy(pairs, b + c * stride + 2 * i, sizeof(pairs));
+      for (std::int64_t j = 0; j < kWide; ++j) panel[(i + j) * kBlock + c] = pairs[j];
+    }
+  }
+  for (; 2 * i < k; ++i) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const Half* pair = b + c * stride + 2 * i;
+      panel[i * kBlock + c] = pair[0] | (2 * i + 1 < k ? static_cast<Word>(pair[1]) << 16 : 0);
+    }
+  }
+}
+
+// a and b as ATen holds them; b_by_column: b.stride(0) == 1.
+struct Bf16Product {
+  const at::BFloat16 *a, *b;
+  float* c;
+  std::int64_t m, n, k, a_stride, b_stride, c_stride;
+  bool b_by_column, accumulate;
+};
+
+// Room of one thread, kept between calls: a small product takes less time than allocating would.
+struct Scratch {
+  std::vector<Word> panels;
+  std::vector<at::BFloat16> a;
+  float c[kBlock * kBlock];
+};
+
+void pack_panels(const Bf16Product& p, std::int64_t first, std::int64_t last, std::int64_t depth, Word* panels) {
+  const auto* b = reinterpret_cast<const Half*>(p.b);
+  for (auto j = first; j < last; ++j, panels += depth / 2 * kBlock) {
+    const auto columns = std::min(kBlock, p.n - j * kBlock);
+    if (p.b_by_column) pack_columns(b + j * kBlock * p.b_stride, p.b_stride, p.k, columns, depth, panels);
+    else pack_rows(b + j * kBlock, p.b_stride, p.k, columns, depth, panels);
+  }
+}
+
+// Rows [row, row + rows) of one panel's columns of c.
+void multiply_block(const Bf16Product& p, const at::BFloat16* a, std::int64_t a_stride, const Word* panel,
+                    std::int64_t depth, std::int64_t row, std::int64_t rows, std::int64_t column, Scratch& scratch) {
+  const auto columns = std::min(kBlock, p.n - column);
+  auto* c = p.c + row * p.c_stride + column;
+  const bool direct = rows == kBlock && columns == kBlock && p.c_stride % kStep == 0;
+  auto* to = direct ? c : scratch.c;
+  const auto to_stride = direct ? p.c_stride : kBlock;
+  for (std::int64_t begin = 0; begin < depth; begin += kDepth) {
+    at::native::cpublas::brgemm(kBlock, kBlock, std::min(kDepth, depth - begin), a_stride, kBlock, to_stride,
+                                begin > 0 || (direct && p.accumulate), a + begin,
+                                reinterpret_cast<const at::BFloat16*>(panel + begin / 2 * kBlock), to);
+  }
+  if (direct) return;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      auto& value = c[i * p.c_stride + j];
+      value = p.accumulate ? value + to[i * kBlock + j] : to[i * kBlock + j];
+    }
+  }
+}
+
+// The columns of panels [first, last).
+void multiply_panels(const Bf16Product& p, std::int64_t first, std::int64_t last) {
+  thread_local Scratch scratch;
+  const auto depth = round_up(p.k, kStep), panel_words = depth / 2 * kBlock;
+  scratch.panels.resize(std::max<std::size_t>(scratch.panels.size(), (last - first) * panel_words));
+  pack_panels(p, first, last, depth, scratch.panels.data());
+  for (std::int64_t row = 0; row < p.m; row += kBlock) {
+    const auto rows = std::min(kBlock, p.m - row);
+    const auto* a = p.a + row * p.a_stride;
+    auto a_stride = p.a_stride;
+    if (rows < kBlock || depth != p.k || a_stride % kStep != 0) {
+      scratch.a.assign(kBlock * depth, at::BFloat16(0.F));
+      for (std::int64_t i = 0; i < rows; ++i) std::copy_n(a + i * a_stride, p.k, scratch.a.data() + i * depth);
+      a = scratch.a.data();
+      a_stride = depth;
+    }
+    for (auto j = first; j < last; ++j) {
+      multiply_block(p, a, a_stride, scratch.panels.data() + (j - first) * panel_words, depth, row, rows, j * kBlock,
+                     scratch);
+    }
+  }
+  at::native::cpublas::brgemm_release();
+}
+
+void multiply(const Bf16Product& p) {
+  const auto panels = round_up(p.n, kBlock) / kBlock;
+  const auto panel_bytes = round_up(p.k, kStep) * kBlock * 2;
+  const std::int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const auto at_once = std::max<std::int64_t>(1, kPanelBytes / panel_bytes);
+  const auto groups = std::min(panels, round_up((panels + at_once - 1) / at_once, threads));
+  at::parallel_for(0, groups, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto g = begin; g < end; ++g) multiply_panels(p, g * panels / groups, (g + 1) * panels / groups);
+  });
+}
+
+bool has_matrix_unit() {
+  static const bool has = at::native::cpublas::could_pack(kBFloat16);
+  return has;
+}
+
+}  // namespace
+
+void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumulate) {
+  const at::AutoDispatchBelowAutograd below;
+  assert(c.stride(1) == 1 || c.size(1) <= 1);
+  if (c.numel() == 0) return;
+  if (a.scalar_type() != kBFloat16) {
+    if (accumulate) at::addmm_out(const_cast<Tensor&>(c), c, a, b);
+    else at::mm_out(const_cast<Tensor&>(c), a, b);
+  } else if (!has_matrix_unit() || a.size(1) == 0) {
+    matmul_into(c, a.to(kFloat), b.to(kFloat), accumulate);
+  } else {
+    const auto rows = a.stride(1) == 1 || a.size(1) == 1 ? a : a.contiguous();
+    const bool by_column = b.stride(1) != 1;
+    multiply({.a = rows.const_data_ptr<at::BFloat16>(),
+              .b = b.const_data_ptr<at::BFloat16>(),
+              .c = c.mutable_data_ptr<float>(),
+              .m = c.size(0),
+              .n = c.size(1),
+              .k = a.size(1),
+              .a_stride = rows.stride(0),
+              .b_stride = b.stride(by_column ? 1 : 0),
+              .c_stride = c.stride(0),
+              .b_by_column = by_column,
+              .accumulate = accumulate});
+  }
+}
+
+}  // namespace sluice

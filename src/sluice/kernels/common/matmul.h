@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products on the CPU with results wider than the operands. ATen rounds the product of bfloat16 matrices to
+// bfloat16; a softmax of such scores is off by percents.
+#pragma once
+
+#include "sluice/core/tensor.h"
+
+namespace sluice {
+
+// c = a b, or c += a b when `accumulate`. a [m, k] and b [k, n] of one dtype, each contiguous along one dim (a
+// transposed view is as good); c [m, n] contiguous along rows, float32 for float32 and bfloat16 operands, float64 for
+// float64. bfloat16 runs on the matrix unit (AMX) of processors that have one, with exact products and float32 sums,
+// else on operands widened to float32. A result depends on its own row and column alone, for bfloat16 to the last bit.
+// Inside at::parallel_for it runs on the calling thread, elsewhere on all threads. Takes no part in autograd.
+void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumulate);
+
+}  // namespace sluice
