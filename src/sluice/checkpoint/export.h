@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model folder from a model's parameters, as transformers, vLLM, SGLang and llama.cpp's converter read it. The folder
+// appears whole or not at all.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "sluice/core/tensor.h"
+#include "sluice/formats/model_folder.h"
+#include "sluice/formats/weight_map.h"
+#include "sluice/layers/parameter.h"
+
+namespace sluice {
+
+struct ExportOptions {
+  std::uint64_t max_shard_bytes = 5'000'000'000;  // one model.safetensors if all fits, shards and an index otherwise
+};
+
+// Writes what `source` holds with the parameters' present values: each tensor under its source name, shape and dtype;
+// those that were set aside are copied, but for a head that repeats the embedding. config.json and the companion files
+// are copied byte for byte. The set of tensors is compared with the source before the folder is put in place. Usage
+// error if `out` exists and is not empty; data error if the source does not fit the parameters.
+void export_model(const std::filesystem::path& out, const std::vector<Parameter*>& parameters,
+                  const ModelFolder& source, const WeightRules& rules, const ExportOptions& options = {});
+
+// Writes a model that has no source: parameters in `dtype` unless theirs is fixed, named as the rules write a fresh
+// model. `config` becomes config.json, with "dtype" set.
+void export_fresh_model(const std::filesystem::path& out, const std::vector<Parameter*>& parameters,
+                        nlohmann::ordered_json config, const WeightRules& rules, at::ScalarType dtype,
+                        const ExportOptions& options = {});
+
+}  // namespace sluice
