@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "sluice/core/error.h"
 #include "sluice/kernels/common/multiarch.h"
 
 namespace sluice {
@@ -109,23 +110,43 @@ void AdamW::step(const GradientSum& gradients, double lr, double gradient_scale)
     at::parallel_for(0, slot.master.numel(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
       update_range(update, begin, end, from, master, first, second);
     });
-    const at::NoGradGuard no_grad;
-    if (!slot.master.is_alias_of(slot.parameter->value)) slot.parameter->value.copy_(slot.master);
   }
+  publish();
 }
 
-std::vector<std::pair<std::string, Tensor>> AdamW::state() const {
-  std::vector<std::pair<std::string, Tensor>> named;
+std::map<std::string, NamedTensors> AdamW::state() const {
+  std::map<std::string, NamedTensors> state;
   for (const auto& slot : slots_) {
-    named.emplace_back(slot.parameter->name, slot.master);
-    named.emplace_back(slot.parameter->name + ".exp_avg", slot.exp_avg);
-    named.emplace_back(slot.parameter->name + ".exp_avg_sq", slot.exp_avg_sq);
+    state["master"].emplace_back(slot.parameter->name, slot.master);
+    state["exp_avg"].emplace_back(slot.parameter->name, slot.exp_avg);
+    state["exp_avg_sq"].emplace_back(slot.parameter->name, slot.exp_avg_sq);
   }
-  return named;
+  return state;
 }
 
-void AdamW::restore(std::int64_t steps_done) {
+void AdamW::restore(const std::map<std::string, NamedTensors>& state, std::int64_t steps_done) {
+  for (const auto& [kind, ours] : this->state()) {
+    const auto found = state.find(kind);
+    if (found == state.end()) fail_data("checkpoint: the optimizer's {} is missing", kind);
+    std::map<std::string, Tensor> saved(found->second.begin(), found->second.end());
+    for (const auto& [name, tensor] : ours) {
+      const auto entry = saved.find(name);
+      if (entry == saved.end() || entry->second.sizes() != tensor.sizes()) {
+        fail_data("checkpoint: {} of {}: expected {}, found {}. The model is not the one that the run began with.", kind,
+                  name, describe(tensor), entry == saved.end() ? "nothing" : describe(entry->second));
+      }
+      tensor.copy_(entry->second);
+      saved.erase(entry);
+    }
+    if (!saved.empty()) {
+      fail_data("checkpoint: {} of {}, and {} more, which this model does not have", kind, saved.begin()->first, saved.size() - 1);
+    }
+  }
   steps_ = steps_done;
+  publish();
+}
+
+void AdamW::publish() {
   const at::NoGradGuard no_grad;
   for (auto& slot : slots_) {
     if (!slot.master.is_alias_of(slot.parameter->value)) slot.parameter->value.copy_(slot.master);

@@ -2,10 +2,11 @@
 // AdamW (Loshchilov, Hutter 2019) with float32 master weights and moments.
 #pragma once
 
+#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "sluice/checkpoint/training_checkpoint.h"
 #include "sluice/layers/parameter.h"
 
 namespace sluice {
@@ -43,19 +44,20 @@ class AdamW {
   // One update with every gradient multiplied by `gradient_scale` (of clipping). Parameters decay where they declare it.
   void step(const GradientSum& gradients, double lr, double gradient_scale);
 
-  // Masters, first and second moments by name, for a training checkpoint: "model.norm.weight",
-  // "model.norm.weight.exp_avg", "model.norm.weight.exp_avg_sq". They share memory with the optimizer.
-  std::vector<std::pair<std::string, Tensor>> state() const;
+  // What a training checkpoint holds: "master", "exp_avg" and "exp_avg_sq", each by parameter name. The tensors share
+  // memory with the optimizer.
+  std::map<std::string, NamedTensors> state() const;
   std::int64_t steps_done() const { return steps_; }
 
-  // After the tensors of state() were overwritten with those of a checkpoint.
-  void restore(std::int64_t steps_done);
+  // Takes back what state() gave `steps_done` steps into a run. Data error if the names or shapes are not ours.
+  void restore(const std::map<std::string, NamedTensors>& state, std::int64_t steps_done);
 
  private:
   struct Slot {
     Parameter* parameter;
     Tensor master, exp_avg, exp_avg_sq;   // float32; the master of a float32 parameter is the parameter itself
   };
+  void publish();   // masters to the parameters that are held in another dtype
   std::vector<Slot> slots_;
   AdamWSettings settings_;
   std::int64_t steps_ = 0;

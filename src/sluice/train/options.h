@@ -8,6 +8,7 @@
 #include <string>
 
 #include "sluice/core/options.h"
+#include "sluice/data/dataset.h"
 #include "sluice/train/schedule.h"
 
 namespace sluice {
@@ -30,13 +31,12 @@ struct PrecisionOptions {
   }
 };
 
-enum class OverLong { kTruncate, kDrop };
-
 struct DataOptions {
   std::filesystem::path path;
   std::int64_t seq_len = 2048;
   bool packing = true;
   OverLong over_long = OverLong::kTruncate;
+  LossOn loss_on = LossOn::kAssistant;
   bool control_tokens = false;
   std::optional<std::filesystem::path> chat_template;
   void describe(OptionList& option) {
@@ -46,7 +46,9 @@ struct DataOptions {
            {.unit = "tokens", .synonyms = {"seq_length", "sequence_len", "cutoff_len", "max_length"}, .min = 2});
     option("packing", packing, "several samples in a row, kept apart by their boundaries",
            {.synonyms = {"sample_packing", "neat_packing"}});
-    option("over_long", over_long, "what becomes of a sample longer than seq_len", {.choices = {"truncate", "drop"}});
+    option("over_long", over_long, "what becomes of a sample longer than seq_len", {.choices = {"truncate", "drop", "split"}});
+    option("loss_on", loss_on, "which turns of a conversation are trained",
+           {.synonyms = {"train_on_inputs", "train_on_prompt"}, .choices = {"assistant", "last_turn", "all"}});
     option("control_tokens", control_tokens,
            "text in messages that looks like a control token becomes one; otherwise it stays text");
     option("chat_template", chat_template, "template file instead of the model folder's own");

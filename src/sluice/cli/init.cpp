@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/cli/init.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "sluice/checkpoint/export.h"
+#include "sluice/core/log.h"
+#include "sluice/formats/json.h"
+#include "sluice/formats/model_folder.h"
+#include "sluice/models/family.h"
+
+namespace sluice {
+namespace {
+
+std::string preset_names() {
+  std::string names;
+  for (const auto& family : families()) {
+    for (const auto& [name, config] : family.presets) names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
+struct Source {
+  nlohmann::ordered_json config;
+  std::string where;
+};
+
+Source read_source(const InitOptions& options) {
+  if (options.preset.empty() == !options.config) fail_usage("init: give either --preset or --config");
+  if (options.config) {
+    const auto where = options.config->string();
+    return {nlohmann::ordered_json(read_json_object(*options.config, 64 << 20)), where};
+  }
+  for (const auto& family : families()) {
+    if (const auto found = family.presets.find(options.preset); found != family.presets.end()) {
+      return {nlohmann::ordered_json::parse(found->second), "preset " + options.preset};
+    }
+  }
+  fail_usage("init: no preset is called {}; there are {}", options.preset, preset_names());
+}
+
+at::ScalarType dtype_of(const nlohmann::json& config, const std::string& where) {
+  const auto& text = text_config(config);
+  const auto name = text.value("dtype", text.value("torch_dtype", nlohmann::json("bfloat16")));
+  if (name == "bfloat16") return kBFloat16;
+  if (name == "float32") return kFloat;
+  fail_data("{}.dtype: expected bfloat16 or float32, found {}", where, name.dump());
+}
+
+}  // namespace
+
+ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
+  if (options.preset == "list") {
+    std::puts(preset_names().c_str());
+    return ExitCode::kDone;
+  }
+  if (options.out.empty()) fail_usage("init: --out is missing: the folder to make");
+  const auto [config, where] = read_source(options);
+  const nlohmann::json plain = config;
+  const auto model = family_of(plain, where).build(plain, where);
+  const auto parameters = model.decoder->parameters();
+  std::int64_t count = 0;
+  for (const auto* parameter : parameters) count += parameter->size();
+  log_info("init: {} parameters in {} tensors, seed {}", count, parameters.size(), options.seed);
+  if (invocation.dry_run) return ExitCode::kDone;
+  const auto dtype = dtype_of(plain, where);
+  initialize(parameters, dtype, static_cast<std::uint64_t>(options.seed));
+  export_fresh_model(options.out, parameters, config, model.weights, dtype, options.tokenizer);
+  log_info("init: wrote {}", options.out.string());
+  return ExitCode::kDone;
+}
+
+}  // namespace sluice

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/cli/inspect.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <map>
+
+#include "sluice/checkpoint/load.h"
+#include "sluice/formats/model_folder.h"
+#include "sluice/models/family.h"
+
+namespace sluice {
+namespace {
+
+struct Total {
+  std::int64_t tensors = 0, elements = 0;
+  std::uint64_t bytes = 0;
+  void add(const TensorInfo& info) {
+    ++tensors;
+    elements += info.elements();
+    bytes += info.bytes();
+  }
+};
+
+void print(const std::string& label, const Total& total) {
+  fmt::print("{:<32} {:>7} tensors {:>16} parameters {:>9.3f} GiB\n", label, total.tensors, total.elements,
+             static_cast<double>(total.bytes) / (1 << 30));
+}
+
+}  // namespace
+
+ExitCode run_inspect(const InspectOptions& options, const Invocation&) {
+  const ModelFolder folder(options.path);
+  const auto where = (options.path / kConfigFile).string();
+  const auto& family = family_of(folder.config(), where);
+  const auto model = family.build(folder.config(), where);
+  const auto parameters = model.decoder->parameters();
+  const auto map = map_folder(folder, parameters, model.weights);
+
+  std::map<std::string, Total> by_dtype, aside;
+  Total trained;
+  for (const auto& tensor : map) {
+    if (options.tensors) {
+      fmt::print("{:<72} {:<18} {:<8} -> {}\n", tensor.disk.name, shape_text(tensor.disk.shape),
+                 dtype_name(tensor.disk.dtype),
+                 tensor.parameter ? parameters[*tensor.parameter]->name : "set aside: " + tensor.aside_reason);
+    }
+    by_dtype[std::string(dtype_name(tensor.disk.dtype))].add(tensor.disk);
+    (tensor.parameter ? trained : aside[tensor.aside_reason]).add(tensor.disk);
+  }
+  if (options.tensors) fmt::print("\n");
+  fmt::print("{:<32} {} (model_type {})\n", "family", family.name, folder.config().value("model_type", ""));
+  print("trained", trained);
+  for (const auto& [reason, total] : aside) print("set aside: " + reason, total);
+  for (const auto& [dtype, total] : by_dtype) print("stored as " + dtype, total);
+  for (const auto& name : folder.unlisted()) fmt::print("not read (the index does not name it): {}\n", name);
+  return ExitCode::kDone;
+}
+
+}  // namespace sluice

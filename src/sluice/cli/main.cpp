@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/version.h>
+
+#include <string>
+
+#include "sluice/cli/export.h"
+#include "sluice/cli/generate.h"
+#include "sluice/cli/init.h"
+#include "sluice/cli/inspect.h"
+#include "sluice/cli/score.h"
+#include "sluice/cli/sft.h"
+#include "sluice/cli/tokenize.h"
+
+namespace {
+
+// libtorch reports a failed allocation as an ordinary error of its own.
+bool is_out_of_memory(const std::exception& error) {
+  const std::string text = error.what();
+  return text.find("not enough memory") != std::string::npos || text.find("out of memory") != std::string::npos;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace sluice;
+  const Program program{
+      .libtorch_version = TORCH_VERSION,
+      .commands = {command("init", "make a model folder with random weights", run_init),
+                   command("inspect", "show what a model folder holds and what becomes of each tensor", run_inspect),
+                   command("tokenize", "text to token ids and back; samples with their loss mask", run_tokenize),
+                   command("sft", "fine-tune a model on conversations or text", run_sft),
+                   command("score", "log-probabilities of given tokens", run_score),
+                   command("generate", "sample from a model", run_generate),
+                   command("export", "turn a training checkpoint into a model folder", run_export)},
+      .is_out_of_memory = is_out_of_memory};
+  return run_program(program, {argv + 1, argv + argc});
+}

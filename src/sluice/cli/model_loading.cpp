@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/cli/model_loading.h"
+
+namespace sluice {
+
+LoadedModel load_model(const std::filesystem::path& path, at::ScalarType dtype) {
+  LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}, .report = {}};
+  const auto where = (path / kConfigFile).string();
+  loaded.model = family_of(loaded.folder->config(), where).build(loaded.folder->config(), where);
+  loaded.report = load_parameters(*loaded.folder, loaded.model.decoder->parameters(), loaded.model.weights, dtype);
+  return loaded;
+}
+
+}  // namespace sluice

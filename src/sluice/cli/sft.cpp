@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/cli/sft.h"
+
+#include <algorithm>
+
+#include "sluice/checkpoint/export.h"
+#include "sluice/cli/model_loading.h"
+#include "sluice/core/log.h"
+#include "sluice/train/run_folder.h"
+#include "sluice/train/sft.h"
+
+namespace sluice {
+namespace {
+
+struct SftData {
+  std::vector<Sample> train, eval;
+};
+
+std::vector<Sample> load_samples(const std::filesystem::path& file, const SampleMaker& maker, const DataOptions& data) {
+  return Dataset::load({file}, maker, {.max_tokens = data.seq_len, .over_long = data.over_long}).samples();
+}
+
+// Moves a part of the samples, chosen by the seed alone, from train to eval.
+void split_off(SftData& data, double part, std::uint64_t seed) {
+  const auto count = static_cast<std::int64_t>(data.train.size());
+  const auto kept_back = std::clamp<std::int64_t>(static_cast<std::int64_t>(part * static_cast<double>(count)), 1, count - 1);
+  const auto order = shuffled(count, seed, /*epoch=*/std::uint64_t{0} - 1);   // an epoch that no training reaches
+  SftData divided;
+  for (std::int64_t i = 0; i < count; ++i) {
+    (i < kept_back ? divided.eval : divided.train).push_back(std::move(data.train[static_cast<std::size_t>(order[i])]));
+  }
+  data = std::move(divided);
+}
+
+SftData load_data(const SftOptions& options) {
+  const auto tokenizer = Tokenizer::load(options.model.path);
+  const SampleMaker maker(tokenizer, ChatTemplate::load(options.model.path, options.data.chat_template),
+                          {.loss_on = options.data.loss_on,
+                           .special = options.data.control_tokens ? SpecialTokens::kControl : SpecialTokens::kLiteral,
+                           .enable_thinking = {}});
+  SftData data{.train = load_samples(options.data.path, maker, options.data), .eval = {}};
+  if (options.eval.data) {
+    data.eval = load_samples(*options.eval.data, maker, options.data);
+  } else if (options.eval.split > 0) {
+    if (data.train.size() < 2) fail_data("{}: one sample cannot be split; drop eval.split", options.data.path.string());
+    split_off(data, options.eval.split, static_cast<std::uint64_t>(options.seed));
+  }
+  return data;
+}
+
+void check_ids(const std::vector<Sample>& samples, std::int64_t vocab_size) {
+  for (const auto& sample : samples) {
+    for (std::size_t i = 0; i < sample.tokens.size(); ++i) {
+      if (sample.tokens[i] < 0 || sample.tokens[i] >= vocab_size) {
+        fail_data("{}: token {} is {}, outside the model's vocabulary of {}", sample.place, i, sample.tokens[i], vocab_size);
+      }
+    }
+  }
+}
+
+std::int64_t count_elements(const std::vector<Parameter*>& parameters) {
+  std::int64_t count = 0;
+  for (const auto* parameter : parameters) count += parameter->size();
+  return count;
+}
+
+}  // namespace
+
+ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
+  log_info("sluice {}\n{}", version(), invocation.changed);
+  auto loaded = load_model(options.model.path, options.precision.dtype == Precision::kFloat32 ? kFloat : kBFloat16);
+  auto& decoder = *loaded.model.decoder;
+  const auto parameters = decoder.parameters();
+  const auto data = load_data(options);
+  check_ids(data.train, decoder.vocab_size());
+  check_ids(data.eval, decoder.vocab_size());
+  log_info("model: {} parameters, all trained; {} threads", count_elements(parameters), at::get_num_threads());
+  if (invocation.dry_run) return ExitCode::kDone;
+
+  const auto state = open_run(options, invocation.resolved_toml);
+  SftTrainer trainer(options, decoder, data.train, data.eval, state);
+  if (state) log_info("resuming after step {} of {}", state->step, trainer.total_steps());
+  if (const auto end = trainer.run(); end != ExitCode::kDone) return end;
+
+  const auto folder = options.run.out / "export";
+  std::filesystem::remove_all(folder);   // of an earlier end of the same run
+  export_model(folder, parameters, *loaded.folder, loaded.model.weights);
+  log_info("exported to {}", folder.string());
+  return ExitCode::kDone;
+}
+
+}  // namespace sluice

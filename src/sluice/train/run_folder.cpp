@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/train/run_folder.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "sluice/core/error.h"
+#include "sluice/core/files.h"
+#include "sluice/core/log.h"
+
+namespace sluice {
+namespace fs = std::filesystem;
+namespace {
+
+nlohmann::json to_json(const Scalars& values) {
+  auto list = nlohmann::json::array();
+  for (const auto& value : values) std::visit([&](const auto& plain) { list.push_back(plain); }, value);
+  return list;
+}
+
+// "optim.lr: 1e-05 before, 2e-05 now", one a line.
+std::string differences(const nlohmann::json& before, const nlohmann::json& now) {
+  std::string lines;
+  for (const auto& [name, value] : now.items()) {
+    const auto old = before.contains(name) ? before.at(name) : nlohmann::json();
+    if (old != value) lines += fmt::format("\n  {}: {} before, {} now", name, old.dump(), value.dump());
+  }
+  return lines;
+}
+
+bool holds_a_run(const fs::path& out) { return fs::exists(out) && !fs::is_empty(out); }
+
+void check_same_settings(const SftOptions& options, const TrainingState& state) {
+  const auto changed = differences(state.meta.value("settings", nlohmann::json::object()), maths_settings(options));
+  if (changed.empty()) return;
+  if (!options.ckpt.force) {
+    fail_usage("{}: the run began with other settings:{}\n  Give the same ones, or --ckpt.force to go on with these.",
+               options.run.out.string(), changed);
+  }
+  log_warning("going on with other settings than the run began with:{}", changed);
+}
+
+}  // namespace
+
+nlohmann::json maths_settings(const SftOptions& options) {
+  auto copy = options;
+  const OptionList list(copy);
+  auto settings = nlohmann::json::object();
+  for (const auto& option : list.options()) {
+    const auto section = option.name.substr(0, option.name.find('.'));
+    const bool decides = section != "run" && section != "ckpt" && section != "eval" && section != "mem";
+    if (decides || option.name == "eval.split") settings[option.name] = to_json(option.get());
+  }
+  return settings;
+}
+
+std::optional<TrainingState> open_run(const SftOptions& options, const std::string& resolved_toml) {
+  const auto& out = options.run.out;
+  if (options.run.overwrite && options.ckpt.resume == Resume::kAuto) {
+    fail_usage("run.overwrite and ckpt.resume = auto contradict each other: give one of them");
+  }
+  if (options.run.overwrite && holds_a_run(out)) {
+    // Only what a run writes is removed; a mistyped folder keeps everything else.
+    for (const auto* part : {"config.toml", "metrics.jsonl", "checkpoints", "export"}) fs::remove_all(out / part);
+  }
+  std::optional<TrainingState> state;
+  if (options.ckpt.resume == Resume::kAuto) {
+    state = read_latest(out);
+    if (state) check_same_settings(options, *state);
+  } else if (holds_a_run(out)) {
+    fail_usage("{}: not empty; --ckpt.resume auto goes on with the run there, --run.overwrite removes it", out.string());
+  }
+  fs::create_directories(out);
+  write_file(out / "config.toml", resolved_toml);
+  return state;
+}
+
+}  // namespace sluice

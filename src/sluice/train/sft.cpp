@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/train/sft.h"
+
+#include <cmath>
+
+#include "sluice/core/log.h"
+#include "sluice/core/memory.h"
+#include "sluice/core/signals.h"
+#include "sluice/train/run_folder.h"
+
+namespace sluice {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+StreamOptions stream_options(const SftOptions& options) {
+  return {.seq_len = options.data.seq_len,
+          .tokens_per_step = options.train.tokens_per_step,
+          .seed = static_cast<std::uint64_t>(options.seed),
+          .packing = options.data.packing};
+}
+
+std::vector<PackedBatch> all_packs(const std::vector<Sample>& samples, std::int64_t seq_len) {
+  std::vector<std::int64_t> order, lengths;
+  for (const auto& sample : samples) {
+    order.push_back(static_cast<std::int64_t>(order.size()));
+    lengths.push_back(static_cast<std::int64_t>(sample.tokens.size()));
+  }
+  std::vector<PackedBatch> packs;
+  for (const auto& places : best_fit_packs(order, lengths, seq_len)) packs.push_back(pack(samples, places));
+  return packs;
+}
+
+Schedule make_schedule(const SftOptions& options, const BatchStream& batches) {
+  const auto& optim = options.optim;
+  std::int64_t total = 0;
+  if (options.train.steps) {
+    total = *options.train.steps;
+  } else {
+    for (std::int64_t epoch = 0; epoch < options.train.epochs; ++epoch) total += batches.steps_in_epoch(epoch);
+  }
+  const auto part = [&](double ratio) { return static_cast<std::int64_t>(std::lround(ratio * static_cast<double>(total))); };
+  return {.shape = optim.schedule,
+          .lr = optim.lr,
+          .min_lr_ratio = optim.min_lr_ratio,
+          .warmup_steps = std::min(total, optim.warmup_steps.value_or(part(optim.warmup_ratio))),
+          .decay_steps = part(optim.decay_ratio),
+          .total_steps = total};
+}
+
+AdamWSettings adamw_settings(const OptimOptions& optim) {
+  return {.beta1 = optim.beta1, .beta2 = optim.beta2, .eps = optim.eps, .weight_decay = optim.weight_decay};
+}
+
+// Every parameter is trained; the ones that decay are as declared, and the query and key norms where asked for.
+std::vector<Parameter*> trained_parameters(const Decoder& decoder, const OptimOptions& optim) {
+  auto parameters = decoder.parameters();
+  for (auto* parameter : parameters) {
+    parameter->value.requires_grad_();
+    const auto ends = [&](std::string_view suffix) { return parameter->name.ends_with(suffix); };
+    if (optim.decay_qk_norm && (ends(".q_norm.weight") || ends(".k_norm.weight"))) parameter->decay = true;
+  }
+  return parameters;
+}
+
+bool due(std::int64_t step, std::int64_t interval, std::int64_t last) {
+  return step == last || (interval > 0 && step % interval == 0);
+}
+
+}  // namespace
+
+SftTrainer::SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train,
+                       const std::vector<Sample>& eval, const std::optional<TrainingState>& state)
+    : options_(options),
+      decoder_(decoder),
+      eval_(all_packs(eval, options.data.seq_len)),
+      batches_(train, stream_options(options)),
+      parameters_(trained_parameters(decoder, options.optim)),
+      gradients_(parameters_),
+      optimizer_(parameters_, adamw_settings(options.optim)),
+      schedule_(make_schedule(options, batches_)),
+      first_step_(state ? state->step + 1 : 1),
+      metrics_(options.run.out / "metrics.jsonl", first_step_ - 1),
+      checkpoints_(options.run.out, {.keep_last = options.ckpt.keep_last, .keep_every = options.ckpt.keep_every}) {
+  decoder_.set_recompute(options.mem.recompute ? Recompute::kBlocks : Recompute::kNone);
+  if (state) {
+    optimizer_.restore(state->tensors, state->step);
+    batches_.restore(state->meta.at("data").get<DataPosition>());
+    trained_tokens_ = state->meta.at("trained_tokens").get<std::int64_t>();
+  }
+}
+
+ExitCode SftTrainer::run() {
+  const StopSignals stop;
+  begin_ = Clock::now();
+  for (auto step = first_step_; step <= schedule_.total_steps; ++step) {
+    const auto begin = Clock::now();
+    const auto lr = learning_rate(schedule_, step);
+    const auto stats = train_step(decoder_, batches_.next(), gradients_, optimizer_, step, lr, options_.optim.clip_norm);
+    finish_step(step, lr, stats, seconds_since(begin));
+    const bool stopping = stop.requested() && step < schedule_.total_steps;
+    if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) save(step);
+    if (stopping) {
+      checkpoints_.wait();
+      log_warning("stopped on request after step {}; --ckpt.resume auto goes on", step);
+      return ExitCode::kRequeue;
+    }
+  }
+  checkpoints_.wait();
+  return ExitCode::kDone;
+}
+
+void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stats, double step_s) {
+  trained_tokens_ += stats.trained_tokens;
+  const auto tokens_per_s = static_cast<double>(stats.tokens) / step_s;
+  const auto memory = peak_memory_bytes();
+  const auto mean_step_s = seconds_since(begin_) / static_cast<double>(step - first_step_ + 1);
+  nlohmann::ordered_json values{{"train/loss", stats.loss},
+                                {"train/grad_norm", stats.grad_norm},
+                                {"train/lr", lr},
+                                {"train/accuracy", stats.accuracy},
+                                {"train/tokens", stats.tokens},
+                                {"train/trained_tokens", trained_tokens_},
+                                {"data/epoch", batches_.position().epoch},
+                                {"perf/tokens_per_s", tokens_per_s},
+                                {"perf/step_s", step_s},
+                                {"mem/peak_gib", static_cast<double>(memory) / (1 << 30)}};
+  progress_.step({.step = step,
+                  .steps = schedule_.total_steps,
+                  .loss = stats.loss,
+                  .grad_norm = stats.grad_norm,
+                  .lr = lr,
+                  .tokens_per_s = tokens_per_s,
+                  .memory_bytes = static_cast<double>(memory),
+                  .step_s = step_s,
+                  .eta_s = mean_step_s * static_cast<double>(schedule_.total_steps - step)});
+  if (!eval_.empty() && due(step, options_.eval.interval, schedule_.total_steps)) {
+    const auto found = evaluate(decoder_, eval_);
+    values["eval/loss"] = found.loss;
+    values["eval/perplexity"] = std::exp(found.loss);
+    values["eval/accuracy"] = found.accuracy;
+    log_info("step {}: eval loss {:.4f}, perplexity {:.3f}, accuracy {:.1f}% of {} tokens", step, found.loss,
+             std::exp(found.loss), 100 * found.accuracy, found.trained_tokens);
+  }
+  metrics_.write(step, values);
+}
+
+void SftTrainer::save(std::int64_t step) {
+  checkpoints_.save({.step = step,
+                     .meta = {{"settings", maths_settings(options_)},
+                              {"data", batches_.position()},
+                              {"trained_tokens", trained_tokens_}},
+                     .tensors = optimizer_.state()});
+}
+
+}  // namespace sluice

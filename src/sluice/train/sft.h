@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Supervised fine-tuning: the loop, and what belongs to a step beside the arithmetic.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sluice/checkpoint/training_checkpoint.h"
+#include "sluice/core/metrics_file.h"
+#include "sluice/core/progress.h"
+#include "sluice/data/packing.h"
+#include "sluice/models/decoder.h"
+#include "sluice/train/adamw.h"
+#include "sluice/train/options.h"
+#include "sluice/train/step.h"
+
+namespace sluice {
+
+class SftTrainer {
+ public:
+  // The decoder's parameters must be loaded; decoder and samples must outlive the trainer. `eval` may be empty.
+  // `state`: the checkpoint to go on from (train/run_folder.h).
+  SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train, const std::vector<Sample>& eval,
+             const std::optional<TrainingState>& state);
+
+  // To the last step, or to the end of the step in which a signal asks to stop. A checkpoint stands at the end of both.
+  // kRequeue after a signal.
+  ExitCode run();
+
+  std::int64_t first_step() const { return first_step_; }
+  std::int64_t total_steps() const { return schedule_.total_steps; }
+
+ private:
+  void finish_step(std::int64_t step, double lr, const StepStats& stats, double step_s);
+  void save(std::int64_t step);
+
+  const SftOptions& options_;
+  Decoder& decoder_;
+  std::vector<PackedBatch> eval_;
+  BatchStream batches_;
+  std::vector<Parameter*> parameters_;
+  GradientSum gradients_;
+  AdamW optimizer_;
+  Schedule schedule_;
+  std::int64_t first_step_;
+  std::int64_t trained_tokens_ = 0;   // since the run began
+  MetricsFile metrics_;
+  CheckpointWriter checkpoints_;
+  Progress progress_;
+  std::chrono::steady_clock::time_point begin_;   // of the first step in this process
+};
+
+}  // namespace sluice

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the built programs lie, and tiny random models in Hugging Face form."""
+import os
+import pathlib
+import subprocess
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", ROOT / "build" / "release"))
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def program(name):
+    path = BUILD / name
+    if not path.exists():
+        path = BUILD / "tests" / "drivers" / name
+    assert path.exists(), f"{name} is not built under {BUILD}; run `make build`"
+    return str(path)
+
+
+def run(*arguments, check=True, **options):
+    """Runs `sluice ...`; returns the finished process with its output as text."""
+    done = subprocess.run([program("sluice"), *map(str, arguments)], capture_output=True, text=True, **options)
+    assert not check or done.returncode == 0, f"{arguments}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture
+def sluice():
+    return run
+
+
+def qwen3_5_config(**changes):
+    """A small Qwen3.5 dense text configuration of transformers."""
+    from transformers import Qwen3_5TextConfig
+
+    settings = dict(
+        vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+        linear_value_head_dim=16, linear_conv_kernel_dim=4, tie_word_embeddings=False, max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+                         "mrope_interleaved": True, "mrope_section": [2, 1, 1]},
+    )
+    settings.update(changes)
+    return Qwen3_5TextConfig(**settings)
+
+
+def random_model(model_class, config, seed=0):
+    """A float32 model whose every parameter is away from its initial value, so that no gradient is hidden."""
+    torch.manual_seed(seed)
+    model = model_class(config).float().eval()
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and not name.endswith("A_log"):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif parameter.dim() > 1:
+                parameter.mul_(3)   # deviation 0.06: states and gates leave their linear range
+    return model
