@@ -20,6 +20,10 @@ __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
 // Makes barrier_init visible to the copy engine; before the __syncthreads that publishes the barriers.
 __device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// Arrives, for `count` arrivals at once.
+__device__ inline void barrier_arrive(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
 __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -77,25 +77,30 @@ __device__ inline Span sequence_span(const GatedDeltaParams& params, int sequenc
 }
 
 // Copies a [64, 64] tile of token rows; rows from `rows` on become zeros. `source` points at the first row and column;
-// the distance between rows is `stride` elements. Called by one warpgroup.
+// the distance between rows is `stride` elements. Called by `kThreads` threads.
+template <int kThreads>
 __device__ inline void copy_token_tile(uint32_t tile, const bf16* source, int64_t stride, int rows, int thread) {
-  const int piece = thread % 8;
+  const int first = thread / 8, piece = thread % 8;
+  source += first * stride + piece * 8;
 #pragma unroll
-  for (int row = thread / 8; row < kChunk; row += kWarpgroup / 8) {
-    const bool valid = row < rows;
-    copy_16_or_zero(tile + tile_offset(row, piece * 8), source + (valid ? row * stride + piece * 8 : 0), valid);
+  for (int i = 0; i < kChunk; i += kThreads / 8) {
+    copy_16_or_zero(tile + tile_offset(first + i, piece * 8), source, first + i < rows);
+    source += kThreads / 8 * stride;
   }
 }
 
-// Stores a [64, 64] tile to token rows, the first `rows` of them. Called by one warpgroup.
+// Stores a [64, 64] tile to token rows, the first `rows` of them. Called by `kThreads` threads.
+template <int kThreads>
 __device__ inline void store_token_tile(bf16* destination, int64_t stride, int rows, const uint8_t* tile, int thread) {
-  const int piece = thread % 8;
+  const int first = thread / 8, piece = thread % 8;
+  destination += first * stride + piece * 8;
 #pragma unroll
-  for (int row = thread / 8; row < kChunk; row += kWarpgroup / 8) {
-    if (row < rows) {
-      *reinterpret_cast<uint4*>(destination + row * stride + piece * 8) =
-          *reinterpret_cast<const uint4*>(tile + tile_offset(row, piece * 8));
+  for (int i = 0; i < kChunk; i += kThreads / 8) {
+    if (first + i < rows) {
+      *reinterpret_cast<uint4*>(destination) =
+          *reinterpret_cast<const uint4*>(tile + tile_offset(first + i, piece * 8));
     }
+    destination += kThreads / 8 * stride;
   }
 }
 

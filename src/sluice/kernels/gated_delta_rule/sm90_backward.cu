@@ -4,6 +4,8 @@
 // with dO the gradient of the output and the names of sm90.cuh (N, P and the factors are those of the forward walk):
 //   dE = P^T dO + beta e^(G_C - G) (K~ dS')      dV = N^T dE
 //   dS = e^G_C dS' - K~^T (e^G dV) + scale Q~^T (e^G dO)
+#include <algorithm>
+
 #include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
 
 namespace sluice::sm90 {
@@ -21,54 +23,49 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
   using Stage = typename Layout::Stage;
   const GatedDeltaParams& params = backward.forward;
   const uint32_t shared = shared_address(memory);
+  const uint32_t staging = shared + Layout::staging(group);
   const int lane = thread % 32;
-  uint8_t* const staging_memory = memory + Layout::staging + group * kStagingTiles * kTile;
-  const uint32_t staging = shared_address(staging_memory);
-  const uint32_t state_staging = staging + kTile;
-  const int64_t token_stride = static_cast<int64_t>(params.value_heads) * kHeadDim;
 
   RingPosition<Layout::kStages> ring;
+  RingPosition<1> turn;  // of the staging area
   for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
     const WalkItem item = walk_item<kGroups>(params, workspace, index);
-    const int half = item.group + group;
+    const int column = (item.group + group) * kHalf;
     const int64_t state_block =
         (static_cast<int64_t>(item.sequence) * params.value_heads + item.head) * kHeadDim * kHeadDim;
 
     float state[64];  // dS^T [64 v, 128 k]
-    load_state(state, backward.grad_final_state ? backward.grad_final_state + state_block : nullptr, half * kHalf,
-               thread);
+    load_state(state, backward.grad_final_state ? backward.grad_final_state + state_block : nullptr, column, thread);
 
     for (int i = item.chunks - 1; i >= 0; --i, ring.advance()) {
-      const int64_t first = item.span.first + i * kChunk;
-      const int rows = min(kChunk, static_cast<int>(item.span.last - first));
       const uint32_t stage = shared + ring.stage * Stage::bytes;
       const float* factors = reinterpret_cast<const float*>(memory + ring.stage * Stage::bytes + Stage::factors);
-
-      uint32_t state_operand[8][4];
-      pack(state_operand, state);
       barrier_wait(Layout::full(shared, ring.stage), ring.parity);
       fence_async_proxy();
 
-      float written[32];        // (K dS')^T [64 v, 64 t]
-      float error_grad[32];     // dE^T [64 v, 64 t]
       uint32_t out_grad[4][4];  // dO^T [64 v, 64 t]
       load_transposed(out_grad, stage + Stage::value + group * kTile, thread);
+      uint32_t state_operand[8][4];
+      pack(state_operand, state);
+      float written[32];     // (K dS')^T [64 v, 64 t]
+      float error_grad[32];  // (P^T dO)^T, then dE^T [64 v, 64 t]
       mma_fence();
       multiply_state(written, state_operand, stage + Stage::k);
       multiply_tile<Major::kSummedRows>(error_grad, out_grad, stage + Stage::scores, false);
       mma_commit();
-
-      if (thread == 0) bulk_store_wait_read();
-      named_barrier(1 + group, kWarpgroup);  // the last chunk's tiles have left the staging area
-      store_rows(state_staging, state_operand, thread, kTile);
-      fence_async_proxy();
-      named_barrier(1 + group, kWarpgroup);
-      if (thread == 0) {
-        const int64_t block = static_cast<int64_t>(item.first_chunk + i) * params.value_heads + item.head;
-        bulk_store(workspace.state_grad + (block * 2 + half) * kHalf * kHeadDim, state_staging, 2 * kTile);
-        bulk_store_commit();
+      barrier_wait(Layout::stored(shared, group), turn.parity ^ 1);
+      store_rows(staging + kTile, state_operand, thread, kTile);
+      uint32_t read_grad[4][4];  // scale e^G rq dO^T
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 f = *reinterpret_cast<const float2*>(factors + kRead * kChunk + 8 * j + 2 * (lane % 4));
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float2 x = unpack(out_grad[j / 2][2 * (j % 2) + e]);
+          read_grad[j / 2][2 * (j % 2) + e] = pack(x.x * f.x, x.y * f.y);
+        }
       }
-
+      const float decay = __expf(factors[kGate * kChunk + kChunk - 1]);
       mma_wait<0>();
       pin(written);
       pin(error_grad);
@@ -77,24 +74,13 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       for (int p = 0; p < 32; ++p) error_grad[p] += written[p];
       uint32_t left[4][4];
       pack(left, error_grad);
-      const float decay = __expf(factors[kGate * kChunk + kChunk - 1]);
 #pragma unroll
       for (float& x : state) x *= decay;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 f = *reinterpret_cast<const float2*>(factors + kRead * kChunk + 8 * j + 2 * (lane % 4));
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          uint32_t& pair = out_grad[j / 2][2 * (j % 2) + e];
-          const float2 x = unpack(pair);
-          pair = pack(x.x * f.x, x.y * f.y);
-        }
-      }
       float value_grad[32];  // dV^T [64 v, 64 t]
       mma_fence();
       multiply_tile<Major::kSummedRows>(value_grad, left, stage + Stage::inverse, false);
       mma_commit();
-      add_outer_products(state, out_grad, stage + Stage::query);
+      add_outer_products(state, read_grad, stage + Stage::query);
       mma_commit();
       mma_wait<1>();
       pin(value_grad);
@@ -109,18 +95,15 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       add_outer_products(state, left, stage + Stage::k);
       mma_commit();
       store_transposed(staging, value_grad_pairs, thread);
-      named_barrier(1 + group, kWarpgroup);
-      store_token_tile(backward.grad_v + first * token_stride + item.head * kHeadDim + half * kHalf, token_stride, rows,
-                       staging_memory, thread);
+      fence_async_proxy();
+      barrier_arrive(Layout::staged(shared, group));
       mma_wait<0>();
       pin(state);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(Layout::empty(shared, ring.stage));
+      barrier_arrive(Layout::empty(shared, ring.stage));
+      turn.advance();
     }
-    if (backward.grad_initial_state)
-      store_state(backward.grad_initial_state + state_block, state, half * kHalf, thread);
+    if (backward.grad_initial_state) store_state(backward.grad_initial_state + state_block, state, column, thread);
   }
-  if (thread == 0) bulk_store_wait();
 }
 
 template <int kGroups>
@@ -134,8 +117,14 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads,
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
   if (warpgroup == kGroups) {
     if constexpr (kGroups == 2) registers_decrease<56>();
-    const int64_t stride = static_cast<int64_t>(params.forward.value_heads) * kHeadDim;
-    produce_chunks<Layout, kGroups, true, true>(params.forward, workspace, params.grad_out, stride, shared, thread);
+    const int storer = thread / 32 - kLoaders / 32;  // its group
+    if (thread < kLoaders) {
+      const int64_t stride = static_cast<int64_t>(params.forward.value_heads) * kHeadDim;
+      load_chunks<Layout, kGroups, true, true>(params.forward, workspace, params.grad_out, stride, shared, thread);
+    } else if (storer < kGroups) {
+      store_chunks<Layout, kGroups, true>(params.forward, workspace, params.grad_v, workspace.state_grad, memory,
+                                          storer, thread % 32);
+    }
   } else {
     if constexpr (kGroups == 2) registers_increase<224>();
     consume_chunks<kGroups>(params, workspace, memory, warpgroup, thread);
@@ -152,9 +141,8 @@ cudaError_t launch(const GatedDeltaBackwardParams& params, const Workspace& work
       error != cudaSuccess) {
     return error;
   }
-  const int items = walk_items<kGroups>(params.forward);
-  kernel < <<items<multiprocessors ? items : multiprocessors, Layout::kThreads, Layout::bytes, stream>>>(params,
-                                                                                                         workspace);
+  const int grid = std::min(walk_items<kGroups>(params.forward), multiprocessors);
+  kernel<<<grid, Layout::kThreads, Layout::bytes, stream>>>(params, workspace);
   return cudaGetLastError();
 }
 

@@ -3,6 +3,8 @@
 // for the backward pass, the state at the start of each chunk and the errors E. A chunk and V half takes 8 + 4 + 4
 // products of [64 x 64 or 128 x 16] on the chain (K S; N X; the state's update), and for the output 8 + 4 beside it (Q
 // S; P E).
+#include <algorithm>
+
 #include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
 
 namespace sluice::sm90 {
@@ -22,33 +24,30 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
   using Stage = typename Layout::Stage;
   constexpr bool kOutput = kWalk == Walk::kOutput;
   const uint32_t shared = shared_address(memory);
+  const uint32_t staging = shared + Layout::staging(group);
   const int lane = thread % 32;
-  uint8_t* const staging_memory = memory + Layout::staging + group * kStagingTiles<kWalk> * kTile;
-  const uint32_t staging = shared_address(staging_memory);
-  const uint32_t state_staging = staging + kTile;
-  const int64_t token_stride = static_cast<int64_t>(params.value_heads) * kHeadDim;
 
   RingPosition<Layout::kStages> ring;
+  RingPosition<1> turn;  // of the staging area
   for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
     const WalkItem item = walk_item<kGroups>(params, workspace, index);
-    const int half = item.group + group;
-    const int64_t state_block = static_cast<int64_t>(item.sequence) * params.value_heads + item.head;
+    const int column = (item.group + group) * kHalf;
+    const int64_t state_block =
+        (static_cast<int64_t>(item.sequence) * params.value_heads + item.head) * kHeadDim * kHeadDim;
 
     float state[64];  // S^T [64 v, 128 k]
-    load_state(state, params.initial_state ? params.initial_state + state_block * kHeadDim * kHeadDim : nullptr,
-               half * kHalf, thread);
+    load_state(state, params.initial_state ? params.initial_state + state_block : nullptr, column, thread);
 
     for (int i = 0; i < item.chunks; ++i, ring.advance()) {
-      const int64_t first = item.span.first + i * kChunk;
-      const int rows = min(kChunk, static_cast<int>(item.span.last - first));
       const uint32_t stage = shared + ring.stage * Stage::bytes;
       const float* factors = reinterpret_cast<const float*>(memory + ring.stage * Stage::bytes + Stage::factors);
-
-      uint32_t state_operand[8][4];
-      pack(state_operand, state);
       barrier_wait(Layout::full(shared, ring.stage), ring.parity);
       fence_async_proxy();
 
+      uint32_t value[4][4];  // V^T [64 v, 64 t], then X^T
+      load_transposed(value, stage + Stage::value + group * kTile, thread);
+      uint32_t state_operand[8][4];
+      pack(state_operand, state);
       float predicted[32];  // (K S)^T [64 v, 64 t]
       float out[32];        // O^T [64 v, 64 t]
       mma_fence();
@@ -58,13 +57,9 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
         multiply_state(out, state_operand, stage + Stage::query);
         mma_commit();
       } else {
-        if (thread == 0) bulk_store_wait_read();
-        named_barrier(1 + group, kWarpgroup);
-        store_rows(state_staging, state_operand, thread, kTile);
+        barrier_wait(Layout::stored(shared, group), turn.parity ^ 1);
+        store_rows(staging + kTile, state_operand, thread, kTile);
       }
-
-      uint32_t value[4][4];  // V^T [64 v, 64 t], then X^T
-      load_transposed(value, stage + Stage::value + group * kTile, thread);
       mma_wait<kOutput ? 1 : 0>();
       pin(predicted);
       scale_columns(predicted, factors + kPredict * kChunk, lane);
@@ -95,38 +90,27 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
       add_outer_products(state, write_operand, stage + Stage::k);
       if constexpr (kOutput) multiply_tile<Major::kSummedColumns>(out, error_operand, stage + Stage::scores, true);
       mma_commit();
-      if constexpr (!kOutput) {
+      if constexpr (kOutput) {
+        barrier_wait(Layout::stored(shared, group), turn.parity ^ 1);
+      } else {
         store_transposed(staging, error_operand, thread);
         fence_async_proxy();
-        named_barrier(1 + group, kWarpgroup);
-        if (thread == 0) {
-          const int64_t block = static_cast<int64_t>(item.first_chunk + i) * params.value_heads + item.head;
-          bulk_store(workspace.state + (block * 2 + half) * kHalf * kHeadDim, state_staging, 2 * kTile);
-          bulk_store_commit();
-        }
-        store_token_tile(workspace.error + first * token_stride + item.head * kHeadDim + half * kHalf, token_stride,
-                         rows, staging_memory, thread);
+        barrier_arrive(Layout::staged(shared, group));
       }
       mma_wait<0>();
       pin(state);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(Layout::empty(shared, ring.stage));
+      barrier_arrive(Layout::empty(shared, ring.stage));
       if constexpr (kOutput) {
         pin(out);
         uint32_t out_pairs[4][4];
         pack(out_pairs, out);
-        named_barrier(1 + group, kWarpgroup);  // the last chunk's output has left the staging tile
         store_transposed(staging, out_pairs, thread);
-        named_barrier(1 + group, kWarpgroup);
-        store_token_tile(params.out + first * token_stride + item.head * kHeadDim + half * kHalf, token_stride, rows,
-                         staging_memory, thread);
+        barrier_arrive(Layout::staged(shared, group));
       }
+      turn.advance();
     }
-    if constexpr (kOutput) {
-      store_state(params.final_state + state_block * kHeadDim * kHeadDim, state, half * kHalf, thread);
-    }
+    if constexpr (kOutput) store_state(params.final_state + state_block, state, column, thread);
   }
-  if (!kOutput && thread == 0) bulk_store_wait();
 }
 
 template <Walk kWalk, int kGroups>
@@ -140,8 +124,15 @@ __global__ __launch_bounds__(Layout<kWalk, kGroups>::kThreads,
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
   if (warpgroup == kGroups) {
     if constexpr (kGroups == 2) registers_decrease<56>();
-    produce_chunks<Layout, kGroups, kWalk == Walk::kOutput, false>(params, workspace, params.v, params.v_stride, shared,
-                                                                   thread);
+    const int storer = thread / 32 - kLoaders / 32;  // its group
+    if (thread < kLoaders) {
+      load_chunks<Layout, kGroups, kWalk == Walk::kOutput, false>(params, workspace, params.v, params.v_stride, shared,
+                                                                  thread);
+    } else if (storer < kGroups) {
+      store_chunks<Layout, kGroups, false>(params, workspace, kWalk == Walk::kOutput ? params.out : workspace.error,
+                                           kWalk == Walk::kOutput ? nullptr : workspace.state, memory, storer,
+                                           thread % 32);
+    }
   } else {
     if constexpr (kGroups == 2) registers_increase<224>();
     consume_chunks<kWalk, kGroups>(params, workspace, memory, warpgroup, thread);
@@ -158,9 +149,8 @@ cudaError_t launch(const GatedDeltaParams& params, const Workspace& workspace, i
       error != cudaSuccess) {
     return error;
   }
-  const int items = walk_items<kGroups>(params);
-  kernel < <<items<multiprocessors ? items : multiprocessors, Layout::kThreads, Layout::bytes, stream>>>(params,
-                                                                                                         workspace);
+  const int grid = std::min(walk_items<kGroups>(params), multiprocessors);
+  kernel<<<grid, Layout::kThreads, Layout::bytes, stream>>>(params, workspace);
   return cudaGetLastError();
 }
 

@@ -11,11 +11,11 @@
 //   end.
 //
 // An item is a chunk and a key head with its value heads: the gradients of q and k are summed over the value heads in
-// registers. Two consumer warpgroups own 64 columns each of dq and dk (dims of K); for the [64, 64] matrices the first
-// takes R and P, the second D and B. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each) of
-// each value head through a ring of 16 KiB slots; k and q stay for the whole item. CTAs are persistent. Traffic: 112
-// KiB read a chunk and value head, which is what binds.
-#include <initializer_list>
+// registers. Three consumer warpgroups: two own 64 columns each of dq and dk (dims of K) and form H, J, F; the third
+// owns the [64, 64] matrices R and D. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each)
+// of each value head through a ring of 16 KiB slots; k and q stay for the whole item. CTAs are persistent. Traffic: 112
+// KiB read a chunk and value head.
+#include <algorithm>
 
 #include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
 
@@ -24,31 +24,34 @@ namespace {
 
 constexpr int kSlots = 10;
 constexpr uint32_t kSlotBytes = 2 * kTile;
-constexpr int kConsumers = 2;
+constexpr int kHalves = 2;     // consumer warpgroups 0 and 1: the halves of K
+constexpr int kConsumers = 3;  // the last one: pairs of tokens
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kConsumerBarrier = 3;  // both consumer warpgroups; 1 and 2 are each one's own
+// Named barriers; 1 and 2 are those of one half each.
+constexpr int kConsumerBarrier = 3;
+constexpr int kHalvesBarrier = 4;
 
-// The order of a value head's slots.
-enum Slot { kOutGrad, kError, kValueGrad, kState, kStateGrad = kState + 2, kHeadSlots = kStateGrad + 2 };
+// The order of a value head's slots; those that are done with first come first.
+enum Slot { kValueGrad, kOutGrad, kError, kState, kStateGrad = kState + 2, kHeadSlots = kStateGrad + 2 };
 
 struct GradientStorage {
   alignas(1024) uint8_t slots[kSlots][kSlotBytes];
   uint8_t k[2 * kTile];
   uint8_t q[2 * kTile];
-  uint8_t staging[2 * kTile];      // one a consumer
-  float gates[kSlots][2][kChunk];  // G and beta, with the slot of kOutGrad
+  uint8_t staging[2 * kTile];      // gradients of q k^T and k k^T; then one tile a half on its way out
+  float gates[kSlots][2][kChunk];  // G and beta, with the slot of kError
   float norms[2][kChunk];          // rk, rq
   // What the consumers add up for dg and dbeta of a value head; in turn, so that the next head may begin.
   struct {
-    float row[kConsumers][kChunk];
-    float column[kConsumers][4][kChunk];
-    float read[kConsumers][kChunk];     // q.H
-    float predict[kConsumers][kChunk];  // k.J
-    float write[kConsumers][kChunk];    // k.F
-    float states[kConsumers][4];        // <S, dS'>
+    float row[kChunk];               // sum_s beta_s (Wp + Wb)_ts
+    float column[4][kChunk];         // sum_t (Wp + Wb)_ts, one a warp
+    float read[kHalves][kChunk];     // q.H
+    float predict[kHalves][kChunk];  // k.J
+    float write[kHalves][kChunk];    // k.F
+    float states[kHalves][4];        // <S, dS'>, one a warp
   } sums[2];
-  float projection[kConsumers][2][kChunk];  // q.dq, k.dk for the norm's gradient
-  // Full: the producer's threads, and one more that announces bulk copies. Empty: each consumer warp.
+  float projection[kHalves][2][kChunk];  // q.dq, k.dk for the norm's gradient
+  // Full: the producer's threads, and one more that announces bulk copies. Empty: the consumers.
   uint64_t slot_full[kSlots], slot_empty[kSlots], keys_full, keys_empty;
 };
 static_assert(sizeof(GradientStorage) <= 227 * 1024, "shared memory of one multiprocessor");
@@ -85,10 +88,10 @@ __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspac
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t column = item.key_head * kHeadDim + half * kHalf;
-      copy_token_tile(shared_address(shared.k) + half * kTile, params.k + item.first * params.k_stride + column,
-                      params.k_stride, item.rows, thread);
-      copy_token_tile(shared_address(shared.q) + half * kTile, params.q + item.first * params.q_stride + column,
-                      params.q_stride, item.rows, thread);
+      copy_token_tile<kWarpgroup>(shared_address(shared.k) + half * kTile,
+                                  params.k + item.first * params.k_stride + column, params.k_stride, item.rows, thread);
+      copy_token_tile<kWarpgroup>(shared_address(shared.q) + half * kTile,
+                                  params.q + item.first * params.q_stride + column, params.q_stride, item.rows, thread);
     }
     copy_arrive(keys_full);
 
@@ -107,14 +110,14 @@ __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspac
           source += item.first * stride + head * kHeadDim;
           if (thread == 0) {
             const uint32_t bytes = sizeof(shared.gates[0]);
-            barrier_arrive_expect(full, slot == kOutGrad ? bytes : 0);
-            if (slot == kOutGrad) {
+            barrier_arrive_expect(full, slot == kError ? bytes : 0);
+            if (slot == kError) {
               bulk_load(shared_address(shared.gates[ring.stage]),
                         workspace.factors + (block * kFactors + kGate) * kChunk, bytes, full);
             }
           }
           for (int half = 0; half < 2; ++half) {
-            copy_token_tile(destination + half * kTile, source + half * kHalf, stride, item.rows, thread);
+            copy_token_tile<kWarpgroup>(destination + half * kTile, source + half * kHalf, stride, item.rows, thread);
           }
         } else if (thread == 0) {
           const bf16* source = slot < kStateGrad ? workspace.state : workspace.state_grad;
@@ -204,14 +207,12 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * lane + i;
     const float k_norm = shared.norms[0][row], q_norm = shared.norms[1][row];
-    const float write = expf(last_gate - gate[i]) * k_norm * (sums.write[0][row] + sums.write[1][row]);
+    const float write = __expf(last_gate - gate[i]) * k_norm * (sums.write[0][row] + sums.write[1][row]);
     float beta_grad = write;
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      for (int warp = 0; warp < 4; ++warp) beta_grad += sums.column[consumer][warp][row];
-    }
+    for (int warp = 0; warp < 4; ++warp) beta_grad += sums.column[warp][row];
     const float read = backward.forward.scale * q_norm * (sums.read[0][row] + sums.read[1][row]);
     const float predict = k_norm * (sums.predict[0][row] + sums.predict[1][row]);
-    gate_grad[i] = sums.row[0][row] + sums.row[1][row] + expf(gate[i]) * (read - predict) - beta[i] * beta_grad;
+    gate_grad[i] = sums.row[row] + __expf(gate[i]) * (read - predict) - beta[i] * beta_grad;
     write_total += beta[i] * write;
     if (row < item.rows) backward.grad_beta[(item.first + row) * backward.forward.value_heads + head] = beta_grad;
   }
@@ -219,10 +220,10 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
   for (int mask = 16; mask > 0; mask /= 2) write_total += __shfl_xor_sync(~0u, write_total, mask);
   if (lane == 31) {
     float states = 0.f;
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      for (int warp = 0; warp < 4; ++warp) states += sums.states[consumer][warp];
+    for (int half = 0; half < kHalves; ++half) {
+      for (int warp = 0; warp < 4; ++warp) states += sums.states[half][warp];
     }
-    gate_grad[1] += write_total + expf(last_gate) * states;
+    gate_grad[1] += write_total + __expf(last_gate) * states;
   }
   gate_grad[0] += gate_grad[1];
   float sum = gate_grad[0];  // of this lane's rows and all later ones
@@ -241,215 +242,251 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
   }
 }
 
-// One consumer warpgroup. `half`: its 64 columns of K; the first also owns R and P, the second D and B.
-__device__ void consume(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientStorage& shared,
-                        int half, int thread) {
+// A consumer's place in the ring and how it takes and frees slots of the current value head.
+struct SlotReader {
+  GradientStorage& shared;
+  int lane;
+  RingPosition<kSlots> ring;
+
+  // Waits for a slot of the current head; returns its index.
+  __device__ int wait(int slot) const {
+    const int position = ring.stage + slot;
+    const int index = position % kSlots;
+    barrier_wait(shared_address(&shared.slot_full[index]), ring.parity ^ (position >= kSlots ? 1 : 0));
+    return index;
+  }
+  // Frees a slot of the current head. Every lane says for itself that it has read it.
+  __device__ void release(int slot) const {
+    barrier_arrive(shared_address(&shared.slot_empty[(ring.stage + slot) % kSlots]));
+  }
+  // Frees a slot that this warp did not read, but for the tensor cores, which are done.
+  __device__ void release_unread(int slot) const {
+    if (lane == 0) barrier_arrive(shared_address(&shared.slot_empty[(ring.stage + slot) % kSlots]), 32);
+  }
+  __device__ void next_head() {
+    for (int slot = 0; slot < kHeadSlots; ++slot) ring.advance();
+  }
+};
+
+// The consumer of token pairs: R, D and what follows from them. Thread's part of a [64 t, 64 s] matrix: rows `row`,
+// `row` + 8.
+__device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Workspace& workspace,
+                              GradientStorage& shared, int thread) {
   const GatedDeltaParams& params = backward.forward;
   const int warp = thread / 32, lane = thread % 32;
   const int heads = params.value_heads / params.key_heads;
   const int items = workspace.first_chunk[params.sequences] * params.key_heads;
-  const bool query = half == 0;
   const uint32_t k_tiles = shared_address(shared.k), q_tiles = shared_address(shared.q);
   const uint32_t staging = shared_address(shared.staging);
   const int row = 16 * warp + lane / 4, column = 2 * (lane % 4);
 
-  RingPosition<kSlots> ring;
+  SlotReader slots{shared, lane, {}};
   RingPosition<1> keys;
-  const auto wait_slot = [&](int offset) {
-    const int position = ring.stage + offset;
-    const int slot = position % kSlots;
-    barrier_wait(shared_address(&shared.slot_full[slot]), ring.parity ^ (position >= kSlots ? 1 : 0));
-    return slot;
-  };
-  const auto release_slots = [&](std::initializer_list<int> slots) {
-    __syncwarp();
-    if (lane == 0) {
-      for (const int slot : slots) barrier_arrive(shared_address(&shared.slot_empty[slot]));
+  int turn = 0;
+  for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
+    barrier_wait(shared_address(&shared.keys_full), keys.parity);
+    fence_async_proxy();
+    // Gradients of q k^T and k k^T (raw rows), summed over the value heads.
+    float query_grad[32] = {}, key_grad[32] = {};
+    for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
+      auto& sums = shared.sums[turn];
+      const int error_slot = slots.wait(kError);
+      const float* gates = shared.gates[error_slot][0];
+      const float* betas = shared.gates[error_slot][1];
+      const float row_gate[2] = {gates[row], gates[row + 8]};
+      const uint32_t error = shared_address(shared.slots[error_slot]);
+      const uint32_t out_grad = shared_address(shared.slots[slots.wait(kOutGrad)]);
+      float row_sum[2] = {}, column_sum[16] = {};
+
+      // `left` E^T times `sign`, weighted by gates and norms for t > s (t >= s with the diagonal): adds to `grad` what
+      // scores [64, 64] = `rows` K^T receive, and to the sums.
+      const auto add_pairs = [&](float(&grad)[32], uint32_t left, uint32_t rows, const float(&row_factor)[2],
+                                 bool diagonal) {
+        float product[32], score[32];
+        fence_async_proxy();
+        mma_fence();
+        multiply_rows(product, left, error);
+        multiply_rows(score, rows, k_tiles);
+        mma_commit();
+        mma_wait<0>();
+        pin(product);
+        pin(score);
+        slots.release_unread(diagonal ? kOutGrad : kValueGrad);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          if (j / 2 > warp) continue;  // above the diagonal
+          const float2 gate = *reinterpret_cast<const float2*>(gates + 8 * j + column);
+          const float2 beta = *reinterpret_cast<const float2*>(betas + 8 * j + column);
+          const float2 norm = *reinterpret_cast<const float2*>(shared.norms[0] + 8 * j + column);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int p = 4 * j + e, t = row + 8 * (e >> 1), s = 8 * j + column + (e & 1);
+            const float column_gate = e & 1 ? gate.y : gate.x, column_beta = e & 1 ? beta.y : beta.x;
+            const float factor = row_factor[e >> 1] * (e & 1 ? norm.y : norm.x);
+            const bool inside = diagonal ? t >= s : t > s;
+            const float weighted = inside ? __expf(row_gate[e >> 1] - column_gate) * (factor * product[p]) : 0.f;
+            const float share = weighted * score[p];
+            grad[p] += weighted * column_beta;
+            row_sum[e >> 1] += share * column_beta;
+            column_sum[2 * j + (e & 1)] += share;
+          }
+        }
+      };
+      const float query_factor[2] = {params.scale * shared.norms[1][row], params.scale * shared.norms[1][row + 8]};
+      const float key_factor[2] = {-shared.norms[0][row], -shared.norms[0][row + 8]};
+      add_pairs(query_grad, out_grad, q_tiles, query_factor, true);
+      add_pairs(key_grad, shared_address(shared.slots[slots.wait(kValueGrad)]), k_tiles, key_factor, false);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        row_sum[e] = quad_sum(row_sum[e]);
+        if (lane % 4 == 0) sums.row[row + 8 * e] = row_sum[e];
+      }
+      column_sums(sums.column[warp], column_sum, lane);
+      slots.release(kError);
+      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);  // which the others read
+      named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);                       // the sums are written
     }
-  };
+    uint32_t pairs[4][4];
+    pack(pairs, query_grad);
+    store_rows(staging, pairs, thread);
+    pack(pairs, key_grad);
+    store_rows(staging + kTile, pairs, thread);
+    fence_async_proxy();
+    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // staging is written
+    barrier_arrive(shared_address(&shared.keys_empty));
+  }
+}
+
+// A consumer of one half of K's columns: H, J, F and the gradients of q and k.
+__device__ void consume_half(const GatedDeltaBackwardParams& backward, const Workspace& workspace,
+                             GradientStorage& shared, int half, int thread) {
+  const GatedDeltaParams& params = backward.forward;
+  const int warp = thread / 32, lane = thread % 32;
+  const int heads = params.value_heads / params.key_heads;
+  const int items = workspace.first_chunk[params.sequences] * params.key_heads;
+  const uint32_t k_tile = shared_address(shared.k) + half * kTile, q_tile = shared_address(shared.q) + half * kTile;
+  const uint32_t staging = shared_address(shared.staging);
+  const int row = 16 * warp + lane / 4;
+
+  SlotReader slots{shared, lane, {}};
+  RingPosition<1> keys;
   int turn = 0;
   for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
     const GradientItem item = gradient_item(params, workspace, index);
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
 
-    float score[32];  // scale q~ k~^T, or k~ k~^T
-    mma_fence();
-    multiply_rows(score, query ? q_tiles : k_tiles, k_tiles);
-    mma_commit();
-    const float* row_norms = shared.norms[query ? 1 : 0];
-    const float norm[2] = {row_norms[row], row_norms[row + 8]};
-    const float row_factor[2] = {query ? params.scale * norm[0] : norm[0], query ? params.scale * norm[1] : norm[1]};
-    mma_wait<0>();
-    pin(score);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) score[i] *= row_factor[(i >> 1) & 1] * shared.norms[0][8 * (i / 4) + column + (i & 1)];
-
     float q_grad[32] = {}, k_grad[32] = {};  // rq dq~ and rk dk~, [64, this half of K]
-    float score_grad[32] = {};               // of q~ k~^T without scale, or of k~ k~^T: sum over the value heads
-    for (int i = 0; i < heads; ++i, turn ^= 1) {
+    const float k_norm[2] = {shared.norms[0][row], shared.norms[0][row + 8]};
+    const float q_norm[2] = {shared.norms[1][row], shared.norms[1][row + 8]};
+    for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
       auto& sums = shared.sums[turn];
-      const int out_grad_slot = wait_slot(kOutGrad);
-      const float* gates = shared.gates[out_grad_slot][0];
-      const float* betas = shared.gates[out_grad_slot][1];
-      const int error_slot = wait_slot(kError), value_grad_slot = wait_slot(kValueGrad);
-      const uint32_t out_grad = shared_address(shared.slots[out_grad_slot]),
-                     error = shared_address(shared.slots[error_slot]);
-      const uint32_t value_grad = shared_address(shared.slots[value_grad_slot]);
+      const int error_slot = slots.wait(kError);
+      const float* gates = shared.gates[error_slot][0];
+      const float* betas = shared.gates[error_slot][1];
+      const float last_gate = gates[kChunk - 1];
+      const float2 gate_pair = *reinterpret_cast<const float2*>(gates + 2 * lane);  // for finish_gates
+      const float2 beta_pair = *reinterpret_cast<const float2*>(betas + 2 * lane);
+      float decay[2], write_factor[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float gate = gates[row + 8 * e];
+        decay[e] = __expf(gate);
+        write_factor[e] = betas[row + 8 * e] * __expf(last_gate - gate) * k_norm[e];
+      }
+      const int out_grad_slot = slots.wait(kOutGrad), value_grad_slot = slots.wait(kValueGrad);
+      const int state_slots[2] = {slots.wait(kState), slots.wait(kState + 1)};
       fence_async_proxy();
 
-      const float gate[2] = {gates[row], gates[row + 8]}, last_gate = gates[kChunk - 1];
-      const float beta[2] = {betas[row], betas[row + 8]};
-      {
-        float product[32];  // R or -D
+      // d [64, 64] = a state: `a` and the state lie in two slots of V halves each; the dots of its rows with those of
+      // `tile` go to `dots`; then grad += factor d.
+      const auto add_dims = [&](float(&grad)[32], int a, const int(&states)[2], uint32_t tile, float* dots, float first,
+                                float second) {
+        float product[32];
+        uint32_t rows[4][4];
         mma_fence();
-        multiply_rows(product, query ? out_grad : value_grad, error);
+#pragma unroll
+        for (int v = 0; v < 2; ++v) {
+          multiply_state_half(product, shared_address(shared.slots[a]) + v * kTile,
+                              shared_address(shared.slots[states[v]]) + half * kTile, v > 0);
+        }
         mma_commit();
+        load_rows(rows, tile, thread);
         mma_wait<0>();
         pin(product);
-        float row_sum[2] = {}, column_sum[16] = {};
+        row_dots(dots, product, rows, thread);
 #pragma unroll
-        for (int p = 0; p < 32; ++p) {
-          const int e = (p >> 1) & 1, t = row + 8 * e, s = 8 * (p / 4) + column + (p & 1);
-          const bool inside = query ? t >= s : t > s;
-          const float weighted = inside ? expf(gate[e] - gates[s]) * (query ? product[p] : -product[p]) : 0.f;
-          score_grad[p] += weighted * betas[s];
-          const float share = weighted * score[p];
-          row_sum[e] += share * betas[s];
-          column_sum[p / 4 * 2 + (p & 1)] += share;
-        }
-        for (int e = 0; e < 2; ++e) {
-          row_sum[e] = quad_sum(row_sum[e]);
-          if (lane % 4 == 0) sums.row[half][row + 8 * e] = row_sum[e];
-        }
-        column_sums(sums.column[half][warp], column_sum, lane);
-      }
-      uint32_t rows[4][4];  // of q or k, this half of K
-      const int state_slots[2] = {wait_slot(kState), wait_slot(kState + 1)};
-      {
-        float read[32];  // H
-        mma_fence();
-        for (int v = 0; v < 2; ++v) {
-          multiply_state_half(read, out_grad + v * kTile, shared_address(shared.slots[state_slots[v]]) + half * kTile,
-                              v > 0);
-        }
-        mma_commit();
-        load_rows(rows, q_tiles + half * kTile, thread);
-        mma_wait<0>();
-        pin(read);
-        row_dots(sums.read[half], read, rows, thread);
-        float factor[2];
-        for (int e = 0; e < 2; ++e) factor[e] = params.scale * expf(gate[e]) * shared.norms[1][row + 8 * e];
-#pragma unroll
-        for (int p = 0; p < 32; ++p) q_grad[p] += factor[(p >> 1) & 1] * read[p];
-      }
-      {
-        float predict[32];  // J
-        mma_fence();
-        for (int v = 0; v < 2; ++v) {
-          multiply_state_half(predict, value_grad + v * kTile,
-                              shared_address(shared.slots[state_slots[v]]) + half * kTile, v > 0);
-        }
-        mma_commit();
-        load_rows(rows, k_tiles + half * kTile, thread);
-        mma_wait<0>();
-        pin(predict);
-        row_dots(sums.predict[half], predict, rows, thread);
-        float factor[2];
-        for (int e = 0; e < 2; ++e) factor[e] = expf(gate[e]) * shared.norms[0][row + 8 * e];
-#pragma unroll
-        for (int p = 0; p < 32; ++p) k_grad[p] -= factor[(p >> 1) & 1] * predict[p];
-      }
-      const float gate_pair[2] = {gates[2 * lane], gates[2 * lane + 1]},
-                  beta_pair[2] = {betas[2 * lane], betas[2 * lane + 1]};
-      release_slots({out_grad_slot, value_grad_slot});
+        for (int p = 0; p < 32; ++p) grad[p] += ((p >> 1) & 1 ? second : first) * product[p];
+      };
+      add_dims(q_grad, out_grad_slot, state_slots, q_tile, sums.read[half], params.scale * decay[0] * q_norm[0],
+               params.scale * decay[1] * q_norm[1]);
+      add_dims(k_grad, value_grad_slot, state_slots, k_tile, sums.predict[half], -decay[0] * k_norm[0],
+               -decay[1] * k_norm[1]);
 
-      const int state_grad_slots[2] = {wait_slot(kStateGrad), wait_slot(kStateGrad + 1)};
-      {
-        float write[32];  // F
-        mma_fence();
-        for (int v = 0; v < 2; ++v) {
-          multiply_state_half(write, error + v * kTile,
-                              shared_address(shared.slots[state_grad_slots[v]]) + half * kTile, v > 0);
-        }
-        mma_commit();
-        float states = 0.f;  // this warpgroup's half of <S, dS'>
-        for (int v = 0; v < 2; ++v) {
-          const uint8_t* a = shared.slots[state_slots[v]] + half * kTile;
-          const uint8_t* b = shared.slots[state_grad_slots[v]] + half * kTile;
+      slots.release_unread(kOutGrad);
+      slots.release_unread(kValueGrad);
+
+      const int state_grad_slots[2] = {slots.wait(kStateGrad), slots.wait(kStateGrad + 1)};
+      fence_async_proxy();
+      add_dims(k_grad, error_slot, state_grad_slots, k_tile, sums.write[half], write_factor[0], write_factor[1]);
+      float states = 0.f;  // this half of <S, dS'>
 #pragma unroll
-          for (int at = thread * 16; at < static_cast<int>(kTile); at += kWarpgroup * 16) {
-            const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
-            const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+      for (int v = 0; v < 2; ++v) {
+        const uint8_t* a = shared.slots[state_slots[v]] + half * kTile;
+        const uint8_t* b = shared.slots[state_grad_slots[v]] + half * kTile;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              const float2 left = unpack(xs[e]), right = unpack(ys[e]);
-              states += left.x * right.x + left.y * right.y;
-            }
+        for (int at = thread * 16; at < static_cast<int>(kTile); at += kWarpgroup * 16) {
+          const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
+          const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float2 left = unpack(xs[e]), right = unpack(ys[e]);
+            states += left.x * right.x + left.y * right.y;
           }
         }
-#pragma unroll
-        for (int mask = 16; mask > 0; mask /= 2) states += __shfl_xor_sync(~0u, states, mask);
-        if (lane == 0) sums.states[half][warp] = states;
-        mma_wait<0>();
-        pin(write);
-        row_dots(sums.write[half], write, rows, thread);
-        float write_factor[2];
-        for (int e = 0; e < 2; ++e)
-          write_factor[e] = beta[e] * expf(last_gate - gate[e]) * shared.norms[0][row + 8 * e];
-#pragma unroll
-        for (int p = 0; p < 32; ++p) k_grad[p] += write_factor[(p >> 1) & 1] * write[p];
       }
-      release_slots({error_slot, state_slots[0], state_slots[1], state_grad_slots[0], state_grad_slots[1]});
-      for (int slot = 0; slot < kHeadSlots; ++slot) ring.advance();
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) states += __shfl_xor_sync(~0u, states, mask);
+      if (lane == 0) sums.states[half][warp] = states;
+      slots.release(kError);
+      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release(slot);
 
       named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // the sums are written
-      if (query && warp == i % 4) {
-        finish_gates(backward, sums, shared, gate_pair, beta_pair, last_gate, item, item.key_head * heads + i, lane);
+      if (half == 0 && warp == i % 4) {
+        finish_gates(backward, sums, shared, {gate_pair.x, gate_pair.y}, {beta_pair.x, beta_pair.y}, last_gate, item,
+                     item.key_head * heads + i, lane);
       }
     }
 
-    // The scores' gradients, times both rows' norms, meet k and q once for all value heads.
-#pragma unroll
-    for (int p = 0; p < 32; ++p)
-      score_grad[p] *= row_factor[(p >> 1) & 1] * shared.norms[0][8 * (p / 4) + column + (p & 1)];
-    {
-      uint32_t pairs[4][4];
-      pack(pairs, score_grad);
-      store_rows(staging + half * kTile, pairs, thread);
-    }
-    fence_async_proxy();
-    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);
+    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // staging is written
     const uint32_t query_scores = staging, key_scores = staging + kTile;
     mma_fence();
-    add_product<Major::kSummedColumns>(q_grad, query_scores, k_tiles + half * kTile);
-    add_product<Major::kSummedRows>(k_grad, query_scores, q_tiles + half * kTile);
-    add_product<Major::kSummedColumns>(k_grad, key_scores, k_tiles + half * kTile);
-    add_product<Major::kSummedRows>(k_grad, key_scores, k_tiles + half * kTile);
+    add_product<Major::kSummedColumns>(q_grad, query_scores, k_tile);
+    add_product<Major::kSummedRows>(k_grad, query_scores, q_tile);
+    add_product<Major::kSummedColumns>(k_grad, key_scores, k_tile);
+    add_product<Major::kSummedRows>(k_grad, key_scores, k_tile);
     mma_commit();
+    uint32_t q_rows[4][4], k_rows[4][4];
+    load_rows(q_rows, q_tile, thread);
+    load_rows(k_rows, k_tile, thread);
     mma_wait<0>();
     pin(q_grad);
     pin(k_grad);
 
-    // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this warpgroup's staging
-    // tile.
-    uint32_t q_rows[4][4], k_rows[4][4];
-    load_rows(q_rows, q_tiles + half * kTile, thread);
-    load_rows(k_rows, k_tiles + half * kTile, thread);
+    // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this half's staging tile.
     row_dots(shared.projection[half][0], q_grad, q_rows, thread);
     row_dots(shared.projection[half][1], k_grad, k_rows, thread);
-    float q_projection[2], k_projection[2];
-    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);
-    for (int e = 0; e < 2; ++e) {
-      const int at = row + 8 * e;
-      const float k_norm = shared.norms[0][at], q_norm = shared.norms[1][at];
-      q_projection[e] =
-          params.qk_l2norm ? q_norm * q_norm * (shared.projection[0][0][at] + shared.projection[1][0][at]) : 0.f;
-      k_projection[e] =
-          params.qk_l2norm ? k_norm * k_norm * (shared.projection[0][1][at] + shared.projection[1][1][at]) : 0.f;
+    named_barrier(kHalvesBarrier, kHalves * kWarpgroup);
+    float q_projection[2] = {}, k_projection[2] = {};
+    if (params.qk_l2norm) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = row + 8 * e;
+        q_projection[e] = q_norm[e] * q_norm[e] * (shared.projection[0][0][at] + shared.projection[1][0][at]);
+        k_projection[e] = k_norm[e] * k_norm[e] * (shared.projection[0][1][at] + shared.projection[1][1][at]);
+      }
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&shared.keys_empty));
+    barrier_arrive(shared_address(&shared.keys_empty));
 
     const int64_t stride = static_cast<int64_t>(params.key_heads) * kHeadDim;
     const auto write_out = [&](bf16* destination, const float(&grad)[32], const uint32_t(&rows)[4][4],
@@ -462,8 +499,8 @@ __device__ void consume(const GatedDeltaBackwardParams& backward, const Workspac
       }
       store_rows(staging + half * kTile, pairs, thread);
       named_barrier(1 + half, kWarpgroup);
-      store_token_tile(destination + item.first * stride + item.key_head * kHeadDim + half * kHalf, stride, item.rows,
-                       shared.staging + half * kTile, thread);
+      store_token_tile<kWarpgroup>(destination + item.first * stride + item.key_head * kHeadDim + half * kHalf, stride,
+                                   item.rows, shared.staging + half * kTile, thread);
       named_barrier(1 + half, kWarpgroup);
     };
     write_out(backward.grad_q, q_grad, q_rows, q_projection);
@@ -478,20 +515,24 @@ __global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kSlots; ++slot) {
       barrier_init(shared_address(&shared.slot_full[slot]), kWarpgroup + 1);
-      barrier_init(shared_address(&shared.slot_empty[slot]), kConsumers * kWarpgroup / 32);
+      barrier_init(shared_address(&shared.slot_empty[slot]), kConsumers * kWarpgroup);
     }
     barrier_init(shared_address(&shared.keys_full), kWarpgroup + 1);
-    barrier_init(shared_address(&shared.keys_empty), kConsumers * kWarpgroup / 32);
+    barrier_init(shared_address(&shared.keys_empty), kConsumers * kWarpgroup);
     barrier_init_fence();
   }
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  // 65,536 registers, 128 a thread at the start.
   if (warpgroup == kConsumers) {
-    registers_decrease<56>();
+    registers_decrease<40>();
     produce(params, workspace, shared, thread);
+  } else if (warpgroup == kHalves) {
+    registers_increase<184>();
+    consume_pairs(params, workspace, shared, thread);
   } else {
-    registers_increase<224>();
-    consume(params, workspace, shared, warpgroup, thread);
+    registers_increase<144>();
+    consume_half(params, workspace, shared, warpgroup, thread);
   }
 }
 
@@ -505,8 +546,8 @@ cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Works
       error != cudaSuccess) {
     return error;
   }
-  const int items = chunk_bound(params.forward) * params.forward.key_heads;
-  gradients < <<items<multiprocessors ? items : multiprocessors, kThreads, kBytes, stream>>>(params, workspace);
+  const int grid = std::min(chunk_bound(params.forward) * params.forward.key_heads, multiprocessors);
+  gradients<<<grid, kThreads, kBytes, stream>>>(params, workspace);
   return cudaGetLastError();
 }
 

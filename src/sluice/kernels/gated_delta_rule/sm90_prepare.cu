@@ -70,6 +70,8 @@ constexpr int kBlocks = kChunk / kBlock;
 constexpr int kMatrixStride = 68;  // floats a row: 4 more than 64 spread the rows over the banks
 constexpr int kProductStride = 20;
 
+constexpr int kGateBatch = 4;  // value heads whose gates are loaded at once, one a warp
+
 struct PrepareStorage {
   union {
     struct {
@@ -77,14 +79,14 @@ struct PrepareStorage {
       uint8_t q[2 * kTile];
     } input;
     struct {
+      alignas(1024) uint8_t scores[kTile];
       float coupling[kChunk][kMatrixStride];  // B
       float inverse[kChunk][kMatrixStride];   // N
     } matrix;
   };
-  alignas(1024) uint8_t inverse_tile[kTile];
-  alignas(1024) uint8_t scores_tile[kTile];
   float product[kBlocks][kBlock][kProductStride];  // one a warp
-  float gate[kChunk], beta[kChunk], k_norm[kChunk], q_norm[kChunk];
+  float gate[kGateBatch][kChunk], beta[kGateBatch][kChunk];
+  float k_norm[kChunk], q_norm[kChunk];
   uint64_t loaded;
 };
 
@@ -143,15 +145,22 @@ __device__ void invert(PrepareStorage& shared, int thread) {
   auto& inverse = shared.matrix.inverse;
   if (lane < kBlock) {
     const int base = warp * kBlock;
-    float column[kBlock];
+    float column[kBlock];  // of N's diagonal block
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
-      float value = i == lane ? 1.f : 0.f;
+      float partial[4] = {i == lane ? 1.f : 0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-      for (int j = 0; j < i; ++j) value -= coupling[base + i][base + j] * column[j];
-      column[i] = value;
-      inverse[base + i][base + lane] = value;
+      for (int j = 0; j < i; j += 4) {
+        const float4 b = *reinterpret_cast<const float4*>(&coupling[base + i][base + j]);
+        partial[0] -= b.x * column[j];
+        if (j + 1 < i) partial[1] -= b.y * column[j + 1];
+        if (j + 2 < i) partial[2] -= b.z * column[j + 2];
+        if (j + 3 < i) partial[3] -= b.w * column[j + 3];
+      }
+      column[i] = (partial[0] + partial[1]) + (partial[2] + partial[3]);
     }
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) inverse[base + i][base + lane] = column[i];
   }
   __syncthreads();
   float* product = &shared.product[warp][0][0];
@@ -195,7 +204,7 @@ __device__ void row_norms(PrepareStorage& shared, bool qk_l2norm, int thread) {
 }
 
 // Running sum of g over the chunk, and beta; both neutral beyond the last token. One warp.
-__device__ void load_gates(PrepareStorage& shared, const GatedDeltaParams& params, int2 rows, int head, int lane) {
+__device__ void load_gates(float* gates, float* betas, const GatedDeltaParams& params, int2 rows, int head, int lane) {
   float gate[2], beta[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -215,22 +224,23 @@ __device__ void load_gates(PrepareStorage& shared, const GatedDeltaParams& param
   if (lane == 0) before = 0.f;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    shared.gate[2 * lane + i] = before + gate[i];
-    shared.beta[2 * lane + i] = beta[i];
+    gates[2 * lane + i] = before + gate[i];
+    betas[2 * lane + i] = beta[i];
   }
 }
 
-__device__ void store_factors(float* factors, const PrepareStorage& shared, float scale, int row) {
-  const float gate = shared.gate[row], last = shared.gate[kChunk - 1], beta = shared.beta[row];
-  const float decay = expf(gate);
+__device__ void store_factors(float* factors, const float* gates, const float* betas, const PrepareStorage& shared,
+                              float scale, int row) {
+  const float gate = gates[row], last = gates[kChunk - 1], beta = betas[row];
+  const float decay = __expf(gate);
   factors[kPredict * kChunk + row] = decay * shared.k_norm[row];
-  factors[kWrite * kChunk + row] = beta * expf(last - gate) * shared.k_norm[row];
+  factors[kWrite * kChunk + row] = beta * __expf(last - gate) * shared.k_norm[row];
   factors[kRead * kChunk + row] = scale * decay * shared.q_norm[row];
   factors[kGate * kChunk + row] = gate;
   factors[kBeta * kChunk + row] = beta;
 }
 
-__global__ __launch_bounds__(kWarpgroup) void prepare(GatedDeltaParams params, Workspace workspace) {
+__global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params, Workspace workspace) {
   extern __shared__ uint8_t raw[];
   auto& shared = *reinterpret_cast<PrepareStorage*>(raw);
   const int chunk = blockIdx.x, key_head = blockIdx.y;
@@ -248,10 +258,10 @@ __global__ __launch_bounds__(kWarpgroup) void prepare(GatedDeltaParams params, W
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t column = key_head * kHeadDim + half * kHalf;
-    copy_token_tile(k_tiles + half * kTile, params.k + rows.x * params.k_stride + column, params.k_stride, rows.y,
-                    thread);
-    copy_token_tile(q_tiles + half * kTile, params.q + rows.x * params.q_stride + column, params.q_stride, rows.y,
-                    thread);
+    copy_token_tile<kWarpgroup>(k_tiles + half * kTile, params.k + rows.x * params.k_stride + column, params.k_stride,
+                                rows.y, thread);
+    copy_token_tile<kWarpgroup>(q_tiles + half * kTile, params.q + rows.x * params.q_stride + column, params.q_stride,
+                                rows.y, thread);
   }
   copy_arrive(loaded);
   barrier_wait(loaded, 0);
@@ -278,56 +288,65 @@ __global__ __launch_bounds__(kWarpgroup) void prepare(GatedDeltaParams params, W
 
   const int heads = params.value_heads / params.key_heads;
   const int row = 16 * warp + lane / 4, column = 2 * (lane % 4);
+  const float row_k[2] = {shared.k_norm[row], shared.k_norm[row + 8]};
+  const float row_q[2] = {params.scale * shared.q_norm[row], params.scale * shared.q_norm[row + 8]};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const float column_k = shared.k_norm[8 * (i / 4) + column + (i & 1)];
+    kk[i] *= row_k[(i >> 1) & 1] * column_k;
+    qk[i] *= row_q[(i >> 1) & 1] * column_k;
+  }
   for (int i = 0; i < heads; ++i) {
-    const int head = key_head * heads + i;
-    const int64_t block = static_cast<int64_t>(chunk) * params.value_heads + head;
-    if (warp == 0) load_gates(shared, params, rows, head, lane);
-    __syncthreads();
-    if (thread < kChunk) store_factors(workspace.factors + block * kFactors * kChunk, shared, params.scale, thread);
+    if (i % kGateBatch == 0) {
+      __syncthreads();
+      if (i + warp < heads) {
+        load_gates(shared.gate[warp], shared.beta[warp], params, rows, key_head * heads + i + warp, lane);
+      }
+      __syncthreads();
+    }
+    const int64_t block = static_cast<int64_t>(chunk) * params.value_heads + key_head * heads + i;
+    const float* gates = shared.gate[i % kGateBatch];
+    const float* betas = shared.beta[i % kGateBatch];
+    if (thread < kChunk)
+      store_factors(workspace.factors + block * kFactors * kChunk, gates, betas, shared, params.scale, thread);
 
-    uint32_t scores[4][4];
-    const float row_gate[2] = {shared.gate[row], shared.gate[row + 8]};
-    const float row_k[2] = {shared.k_norm[row], shared.k_norm[row + 8]};
-    const float row_q[2] = {params.scale * shared.q_norm[row], params.scale * shared.q_norm[row + 8]};
+    uint32_t scores[4][4] = {};
+    const float row_gate[2] = {gates[row], gates[row + 8]};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      float score[4];
+      if (j / 2 > warp) continue;  // above the diagonal
+      const float2 gate = *reinterpret_cast<const float2*>(gates + 8 * j + column);
+      const float2 beta = *reinterpret_cast<const float2*>(betas + 8 * j + column);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int t = row + 8 * (e >> 1), s = 8 * j + column + (e & 1);
-        const float weight = t >= s ? expf(row_gate[e >> 1] - shared.gate[s]) * shared.beta[s] * shared.k_norm[s] : 0.f;
-        score[e] = qk[4 * j + e] * row_q[e >> 1] * weight;
-        shared.matrix.coupling[t][s] = t > s ? kk[4 * j + e] * row_k[e >> 1] * weight : 0.f;
+      for (int e = 0; e < 2; ++e) {
+        const int t = row + 8 * e, s = 8 * j + column;
+        const float first = t >= s ? __expf(row_gate[e] - gate.x) * beta.x : 0.f;
+        const float second = t >= s + 1 ? __expf(row_gate[e] - gate.y) * beta.y : 0.f;
+        scores[j / 2][2 * (j % 2) + e] = pack(qk[4 * j + 2 * e] * first, qk[4 * j + 2 * e + 1] * second);
+        *reinterpret_cast<float2*>(&shared.matrix.coupling[t][s]) = {kk[4 * j + 2 * e] * first,
+                                                                     kk[4 * j + 2 * e + 1] * second};
       }
-      scores[j / 2][2 * (j % 2)] = pack(score[0], score[1]);
-      scores[j / 2][2 * (j % 2) + 1] = pack(score[2], score[3]);
     }
-    store_rows(shared_address(shared.scores_tile), scores, thread);
+    store_rows(shared_address(shared.matrix.scores), scores, thread);
     __syncthreads();
     invert(shared, thread);
+    uint8_t* const inverse_tile = reinterpret_cast<uint8_t*>(workspace.inverse + block * kChunk * kChunk);
+    uint8_t* const scores_tile = reinterpret_cast<uint8_t*>(workspace.scores + block * kChunk * kChunk);
 #pragma unroll
     for (int index = thread; index < kChunk * 8; index += kWarpgroup) {
-      const int t = index / 8, s = index % 8 * 8;
-      const float* source = &shared.matrix.inverse[t][s];
-      const bool lower = t / kBlock >= s / kBlock;  // the blocks above the diagonal were not written
+      const int t = index / 8, s = ((index ^ t) & 7) * 8;  // the element at piece `index` of the tile
       uint4 data = {0, 0, 0, 0};
-      if (lower) {
-        data = {pack(source[0], source[1]), pack(source[2], source[3]), pack(source[4], source[5]),
-                pack(source[6], source[7])};
+      if (t / kBlock >= s / kBlock) {  // the blocks above the diagonal were not written
+        const float4 low = *reinterpret_cast<const float4*>(&shared.matrix.inverse[t][s]);
+        const float4 high = *reinterpret_cast<const float4*>(&shared.matrix.inverse[t][s + 4]);
+        data = {pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w)};
       }
-      *reinterpret_cast<uint4*>(shared.inverse_tile + tile_offset(t, s)) = data;
-    }
-    fence_async_proxy();
-    __syncthreads();
-    if (thread == 0) {
-      bulk_store(workspace.inverse + block * kChunk * kChunk, shared_address(shared.inverse_tile), kTile);
-      bulk_store(workspace.scores + block * kChunk * kChunk, shared_address(shared.scores_tile), kTile);
-      bulk_store_commit();
-      bulk_store_wait_read();
+      *reinterpret_cast<uint4*>(inverse_tile + index * 16) = data;
+      *reinterpret_cast<uint4*>(scores_tile + index * 16) =
+          *reinterpret_cast<const uint4*>(shared.matrix.scores + index * 16);
     }
     __syncthreads();
   }
-  if (thread == 0) bulk_store_wait();
 }
 
 }  // namespace

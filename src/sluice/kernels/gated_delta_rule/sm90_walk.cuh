@@ -27,29 +27,43 @@ struct Stage {
 constexpr uint32_t kFactorBytes = kFactors * kChunk * sizeof(float);
 
 constexpr int kWalkStages = 3;
+constexpr int kLoaders = 64;  // threads
 
 // Shared memory of the CTA: the stages, a staging area for what each group writes, the barriers.
 template <int kGroups, bool kQuery, int kStagingTiles>
 struct WalkLayout {
   using Stage = sm90::Stage<kGroups, kQuery>;
+  static constexpr uint32_t kLimit = 227 * 1024;
+  static constexpr uint32_t kStagingBytes = kGroups * kStagingTiles * kTile;
   static constexpr int kStages =
-      kWalkStages * Stage::bytes + kGroups * kStagingTiles * kTile + 64 <= 227 * 1024 ? kWalkStages : kWalkStages - 1;
-  static constexpr uint32_t staging = kStages * Stage::bytes;
-  static constexpr uint32_t barriers = staging + kGroups * kStagingTiles * kTile;
-  static constexpr uint32_t bytes = barriers + 2 * kStages * 8;
-  static_assert(bytes <= 227 * 1024, "shared memory of one multiprocessor");
+      kWalkStages * Stage::bytes + kStagingBytes + 128 <= kLimit ? kWalkStages : kWalkStages - 1;
+  static constexpr uint32_t kStaging = kStages * Stage::bytes;
+  static constexpr uint32_t kBarriers = kStaging + kStagingBytes;
+  static constexpr uint32_t bytes = kBarriers + 2 * (kStages + kGroups) * 8;
+  static_assert(bytes <= kLimit, "shared memory of one multiprocessor");
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
 
-  __device__ static uint32_t full(uint32_t shared, int stage) { return shared + barriers + 8 * stage; }
-  __device__ static uint32_t empty(uint32_t shared, int stage) { return shared + barriers + 8 * (kStages + stage); }
+  __device__ static uint32_t full(uint32_t shared, int stage) { return shared + kBarriers + 8 * stage; }
+  __device__ static uint32_t empty(uint32_t shared, int stage) { return shared + kBarriers + 8 * (kStages + stage); }
+  __device__ static uint32_t staged(uint32_t shared, int group) {
+    return shared + kBarriers + 8 * (2 * kStages + group);
+  }
+  __device__ static uint32_t stored(uint32_t shared, int group) {
+    return shared + kBarriers + 8 * (2 * kStages + kGroups + group);
+  }
+  __device__ static uint32_t staging(int group) { return kStaging + group * kStagingTiles * kTile; }
 
-  // Full: each producer thread once its copies are there, and one more that announces the bulk copies. Empty: each
-  // consumer warp.
+  // Full: each loader once its copies are there, and one more that announces the bulk copies. Empty: the consumers.
+  // Staged: the consumers of a group. Stored: the group's storing warp.
   __device__ static void init(uint32_t shared) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(full(shared, stage), kWarpgroup + 1);
-        barrier_init(empty(shared, stage), kGroups * kWarpgroup / 32);
+        barrier_init(full(shared, stage), kLoaders + 1);
+        barrier_init(empty(shared, stage), kGroups * kWarpgroup);
+      }
+      for (int group = 0; group < kGroups; ++group) {
+        barrier_init(staged(shared, group), kWarpgroup);
+        barrier_init(stored(shared, group), 32);
       }
       barrier_init_fence();
     }
@@ -79,10 +93,21 @@ __device__ WalkItem walk_item(const GatedDeltaParams& params, const Workspace& w
   return item;
 }
 
-// The producer warpgroup. `value`, of token stride `value_stride`, is v or grad_out.
+struct WalkChunk {
+  int64_t first;  // token
+  int rows;
+  int64_t block;  // index of the chunk and value head in the workspace
+};
+__device__ inline WalkChunk walk_chunk(const WalkItem& item, int value_heads, int position) {
+  const int64_t first = item.span.first + position * kChunk;
+  return {first, min(kChunk, static_cast<int>(item.span.last - first)),
+          static_cast<int64_t>(item.first_chunk + position) * value_heads + item.head};
+}
+
+// The loaders. `value`, of token stride `value_stride`, is v or grad_out.
 template <class Layout, int kGroups, bool kQuery, bool kReverse>
-__device__ void produce_chunks(const GatedDeltaParams& params, const Workspace& workspace, const bf16* value,
-                               int64_t value_stride, uint32_t shared, int thread) {
+__device__ void load_chunks(const GatedDeltaParams& params, const Workspace& workspace, const bf16* value,
+                            int64_t value_stride, uint32_t shared, int thread) {
   using Stage = typename Layout::Stage;
   RingPosition<Layout::kStages> ring;
   for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
@@ -90,37 +115,65 @@ __device__ void produce_chunks(const GatedDeltaParams& params, const Workspace& 
     const int64_t key_column = item.head / (params.value_heads / params.key_heads) * kHeadDim;
     const int64_t value_column = item.head * kHeadDim + item.group * kHalf;
     for (int i = 0; i < item.chunks; ++i, ring.advance()) {
-      const int position = kReverse ? item.chunks - 1 - i : i;
-      const int64_t first = item.span.first + position * kChunk;
-      const int rows = min(kChunk, static_cast<int>(item.span.last - first));
-      const int64_t block = static_cast<int64_t>(item.first_chunk + position) * params.value_heads + item.head;
+      const WalkChunk chunk = walk_chunk(item, params.value_heads, kReverse ? item.chunks - 1 - i : i);
       const uint32_t stage = shared + ring.stage * Stage::bytes;
       const uint32_t full = Layout::full(shared, ring.stage);
       barrier_wait(Layout::empty(shared, ring.stage), ring.parity ^ 1);
       if (thread == 0) {
         barrier_arrive_expect(full, kFactorBytes + (kQuery ? 2 : 1) * kTile);
-        bulk_load(stage + Stage::factors, workspace.factors + block * kFactors * kChunk, kFactorBytes, full);
-        bulk_load(stage + Stage::inverse, workspace.inverse + block * kChunk * kChunk, kTile, full);
-        if (kQuery) bulk_load(stage + Stage::scores, workspace.scores + block * kChunk * kChunk, kTile, full);
+        bulk_load(stage + Stage::factors, workspace.factors + chunk.block * kFactors * kChunk, kFactorBytes, full);
+        bulk_load(stage + Stage::inverse, workspace.inverse + chunk.block * kChunk * kChunk, kTile, full);
+        if (kQuery) bulk_load(stage + Stage::scores, workspace.scores + chunk.block * kChunk * kChunk, kTile, full);
       }
+      const bf16* k = params.k + chunk.first * params.k_stride + key_column;
+      const bf16* q = params.q + chunk.first * params.q_stride + key_column;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int64_t column = key_column + half * kHalf;
-        copy_token_tile(stage + Stage::k + half * kTile, params.k + first * params.k_stride + column, params.k_stride,
-                        rows, thread);
+        copy_token_tile<kLoaders>(stage + Stage::k + half * kTile, k + half * kHalf, params.k_stride, chunk.rows,
+                                  thread);
         if (kQuery) {
-          copy_token_tile(stage + Stage::query + half * kTile, params.q + first * params.q_stride + column,
-                          params.q_stride, rows, thread);
+          copy_token_tile<kLoaders>(stage + Stage::query + half * kTile, q + half * kHalf, params.q_stride, chunk.rows,
+                                    thread);
         }
       }
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        copy_token_tile(stage + Stage::value + group * kTile,
-                        value + first * value_stride + value_column + group * kHalf, value_stride, rows, thread);
+        copy_token_tile<kLoaders>(stage + Stage::value + group * kTile,
+                                  value + chunk.first * value_stride + value_column + group * kHalf, value_stride,
+                                  chunk.rows, thread);
       }
       copy_arrive(full);
     }
   }
+}
+
+// A storing warp: the first staged tile of each chunk to `tokens` [T, Hv, V]; and, when there are `states`, the other
+// two to the chunk's state.
+template <class Layout, int kGroups, bool kReverse>
+__device__ void store_chunks(const GatedDeltaParams& params, const Workspace& workspace, bf16* tokens, bf16* states,
+                             uint8_t* memory, int group, int lane) {
+  const uint32_t shared = shared_address(memory);
+  const int64_t stride = static_cast<int64_t>(params.value_heads) * kHeadDim;
+  RingPosition<1> turn;
+  for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
+    const WalkItem item = walk_item<kGroups>(params, workspace, index);
+    const int half = item.group + group;
+    for (int i = 0; i < item.chunks; ++i, turn.advance()) {
+      const WalkChunk chunk = walk_chunk(item, params.value_heads, kReverse ? item.chunks - 1 - i : i);
+      barrier_wait(Layout::staged(shared, group), turn.parity);
+      if (states && lane == 0) {
+        bulk_store(states + (chunk.block * 2 + half) * kHalf * kHeadDim, shared + Layout::staging(group) + kTile,
+                   2 * kTile);
+        bulk_store_commit();
+      }
+      store_token_tile<32>(tokens + chunk.first * stride + item.head * kHeadDim + half * kHalf, stride, chunk.rows,
+                           memory + Layout::staging(group), lane);
+      if (states && lane == 0) bulk_store_wait_read();
+      __syncwarp();
+      barrier_arrive(Layout::stored(shared, group));
+    }
+  }
+  if (states && lane == 0) bulk_store_wait();
 }
 
 // The thread's part of a state S^T [64 v, 128 k]: its element `i` of the accumulator is S[k][v].
