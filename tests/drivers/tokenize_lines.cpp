@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Encodes or decodes many texts in one process, for test_tokenizer.py. Standard input: records, each after its length
-// in bytes (32 bits, little-endian): a text, or ids of 32 bits. Standard output, a line for each: ids, or the decoded
-// text in hexadecimal, or "error: ..." where the record was refused.
+// in bytes (32 bits, little-endian). Standard output: a line for each, with two fields between which a tab stands, or
+// "error: ..." where the record was refused.
+//   encode: a text becomes its ids, with special tokens as literal text and as control tokens
+//   decode: ids of 32 bits become their text in hexadecimal, with special tokens and without
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -22,25 +24,24 @@ using sluice::TokenId;
 using sluice::Tokenizer;
 using Answer = std::string (*)(const Tokenizer&, const std::string& record);
 
-template <SpecialTokens kMode>
 std::string encode(const Tokenizer& tokenizer, const std::string& text) {
-  return fmt::format("{}", fmt::join(tokenizer.encode(text, kMode), " "));
+  return fmt::format("{}\t{}", fmt::join(tokenizer.encode(text, SpecialTokens::kLiteral), " "),
+                     fmt::join(tokenizer.encode(text, SpecialTokens::kControl), " "));
 }
 
-template <bool kSkipSpecial>
-std::string decode(const Tokenizer& tokenizer, const std::string& record) {
-  std::vector<TokenId> ids(record.size() / sizeof(TokenId));
-  std::memcpy(ids.data(), record.data(), ids.size() * sizeof(TokenId));
+std::string hexadecimal(const std::string& text) {
   std::string hex;
-  for (const char byte : tokenizer.decode(ids, kSkipSpecial))
-    hex += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  for (const char byte : text) hex += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   return hex;
 }
 
-const std::map<std::string_view, Answer> kAnswers = {{"encode-literal", encode<SpecialTokens::kLiteral>},
-                                                     {"encode-control", encode<SpecialTokens::kControl>},
-                                                     {"decode", decode<false>},
-                                                     {"decode-skip-special", decode<true>}};
+std::string decode(const Tokenizer& tokenizer, const std::string& record) {
+  std::vector<TokenId> ids(record.size() / sizeof(TokenId));
+  std::memcpy(ids.data(), record.data(), ids.size() * sizeof(TokenId));
+  return hexadecimal(tokenizer.decode(ids)) + "\t" + hexadecimal(tokenizer.decode(ids, true));
+}
+
+const std::map<std::string_view, Answer> kAnswers = {{"encode", encode}, {"decode", decode}};
 
 void answer_all(const Tokenizer& tokenizer, Answer answer) {
   std::uint32_t size = 0;
@@ -60,7 +61,7 @@ void answer_all(const Tokenizer& tokenizer, Answer answer) {
 
 int main(int argc, char** argv) {
   if (argc != 3 || !kAnswers.contains(argv[2])) {
-    fmt::print(stderr, "usage: tokenize_lines MODEL_FOLDER encode-literal|encode-control|decode|decode-skip-special\n");
+    fmt::print(stderr, "usage: tokenize_lines MODEL_FOLDER encode|decode\n");
     return 2;
   }
   try {

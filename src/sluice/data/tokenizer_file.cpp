@@ -39,7 +39,6 @@ class Node {
   [[noreturn]] void expected(std::string_view what) const { refuse("expected {}, found {}", what, shown(value_)); }
 
   json& value() const { return value_; }
-  const std::string& key() const { return key_; }
   bool is_null() const { return value_.is_null(); }
   Node operator[](const std::string& name) const {
     if (!value_.is_object()) expected("an object");
