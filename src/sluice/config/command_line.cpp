@@ -67,7 +67,11 @@ Setting split_setting(std::string_view argument) {
 }
 
 void apply_value(const Option& option, std::string_view text, std::string_view where) {
-  if (option.count == ValueCount::kMany && text.starts_with('[')) {
+  if (option.traits.repeated) {
+    auto values = option.get();
+    values.emplace_back(std::string(text));
+    set_option(option, std::move(values), where);
+  } else if (option.count == ValueCount::kMany && text.starts_with('[')) {
     apply_toml_array(option, text, where);
   } else {
     set_option(option, parse_values(option, text, where), where);

@@ -113,6 +113,16 @@ TEST_F(Options, ReadListsSeparatedByCommasOrAsToml) {
   EXPECT_TRUE(run.tags.empty());
 }
 
+TEST(RepeatedOptions, TakeOneWholeTextEachTime) {
+  struct Texts {
+    std::vector<std::string> prompt;
+    void describe(OptionList& option) { option("prompt", prompt, "what to continue", {.repeated = true}); }
+  } texts;
+  const OptionList list(texts);
+  apply_command_line(list, std::vector<std::string>{"--prompt", "Hello, world", "--prompt=[1, 2]", "prompt=--x"});
+  EXPECT_EQ(texts.prompt, (Words{"Hello, world", "[1, 2]", "--x"}));
+}
+
 TEST_F(Options, MergeTablesAndReplaceArrays) {
   read("tags = ['a', 'b']\n[optim]\nlr = 1e-3\nwarmup_steps = 9");
   read("tags = ['c']\noptim.lr = 2e-3");
@@ -195,6 +205,10 @@ TEST_F(OptionErrors, SuggestTheNearestKey) {
             R"(run.toml:3: unknown key "optim.warmup_step": did you mean optim.warmup_steps?)");
   EXPECT_EQ(reading("[optimizer]\nlr = 1"), R"(run.toml:1: unknown section "optimizer": did you mean optim?)");
   EXPECT_EQ(typing({"--train.lr", "1"}), R"(unknown option "--train.lr": did you mean optim.lr?)");
+  EXPECT_EQ(typing({"--source.weight", "1"}),
+            R"(unknown option "--source.weight": did you mean data.sources.N.weight?)");
+  EXPECT_EQ(typing({"--modl.path", "1"}), R"(unknown option "--modl.path": did you mean model.path?)");
+  EXPECT_THAT(typing({"--" + std::string(100'000, 'x'), "1"}), ::testing::EndsWith("x\"; --help lists all"));
   EXPECT_EQ(typing({"--sede", "1"}), R"(unknown option "--sede": did you mean seed?)");
   EXPECT_EQ(typing({"--zzz", "1"}), R"(unknown option "--zzz"; --help lists all)");
   EXPECT_EQ(reading("[[data.sources]]\npaht = 'a'"),

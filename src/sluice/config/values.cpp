@@ -162,7 +162,7 @@ std::string value_placeholder(const Option& option) {
       break;
   }
   if (!option.traits.choices.empty()) text = fmt::format("{}", fmt::join(option.traits.choices, "|"));
-  return option.count == ValueCount::kMany ? text + ",..." : text;
+  return option.count == ValueCount::kMany && !option.traits.repeated ? text + ",..." : text;
 }
 
 std::string flag_of(const Option& option) {
