@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// CPU path. The logits of the tokens that count are computed in tiles, [token tile, vocabulary tile] of at most
+// kTileBytes, each one large product; the vocabulary runs outside, so that a tile of the weight, and its gradient, is
+// met once. Forward keeps for each token the running maximum, sum of exponentials, argmax and target logit. Backward
+// computes each tile again and turns it, in place, into the gradient of the logits,
+//   G = g (exp(X - lse) - onehot(target))        dH += G W        dW = sum over token tiles of G^T H
+// dW is computed as (H^T G)^T: H is transposed once, the tiles never.
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <limits>
+
+#include "sluice/core/error.h"
+#include "sluice/kernels/common/exp.h"
+#include "sluice/kernels/common/lanes.h"
+#include "sluice/kernels/common/matmul.h"
+#include "sluice/kernels/common/multiarch.h"
+#include "sluice/kernels/common/rows.h"
+#include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kIgnored = -100;
+constexpr std::int64_t kTileBytes = 32 << 20;  // of logits in the accumulation type
+constexpr std::int64_t kTokens = 2048;         // of a tile, so that its vocabulary is 4096 wide in float32
+
+struct Tiles {
+  std::int64_t tokens, vocabulary;
+};
+
+Tiles tiles_of(std::int64_t tokens, std::int64_t vocabulary, std::int64_t item_bytes) {
+  const auto tile_tokens = std::clamp<std::int64_t>(tokens, 1, kTokens);
+  const auto width = kTileBytes / item_bytes / tile_tokens / 64 * 64;
+  return {.tokens = tile_tokens, .vocabulary = std::min(width, vocabulary)};
+}
+
+// The tokens whose targets count; every target is checked.
+struct Counted {
+  Tensor rows;     // [C] their positions, or undefined when all count
+  Tensor hidden;   // [C, D] dense
+  Tensor targets;  // [C]
+  std::int64_t count;
+};
+
+Counted counted_tokens(const Tensor& hidden, const Tensor& targets, std::int64_t vocabulary) {
+  const auto dense = targets.contiguous();
+  const auto* ids = dense.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> rows;
+  for (std::int64_t t = 0; t < dense.size(0); ++t) {
+    if (ids[t] == kIgnored) continue;
+    SLUICE_CHECK(
+        ids[t] >= 0 && ids[t] < vocabulary,
+        "linear_cross_entropy: the target at position {} is {}; it must be an id below the vocabulary size, {}, "
+        "or -100 to be ignored",
+        t, ids[t], vocabulary);
+    rows.push_back(t);
+  }
+  const auto count = static_cast<std::int64_t>(rows.size());
+  if (count == dense.size(0)) return {.rows = {}, .hidden = hidden.contiguous(), .targets = dense, .count = count};
+  const auto index = at::tensor(rows, dense.options());
+  return {
+      .rows = index, .hidden = hidden.index_select(0, index), .targets = dense.index_select(0, index), .count = count};
+}
+
+// x [C, ..] back to [T, ..], `fill` where ignored.
+Tensor scatter(const Tensor& x, const Counted& counted, std::int64_t tokens, double fill) {
+  if (!counted.rows.defined()) return x;
+  auto sizes = x.sizes().vec();
+  sizes[0] = tokens;
+  return at::full(sizes, fill, x.options()).index_copy_(0, counted.rows, x);
+}
+
+// What forward knows of one token's logits so far.
+template <typename Real>
+struct Running {
+  Real max = -std::numeric_limits<Real>::infinity(), sum = 0, target = 0;
+  std::int64_t argmax = 0;
+};
+
+// Rows [begin, end) of a tile whose first column is id `first_id`.
+template <typename Real>
+SLUICE_MULTIARCH void take_logits(const Real* logits, std::int64_t begin, std::int64_t end, std::int64_t stride,
+                                  std::int64_t width, std::int64_t first_id, const std::int64_t* targets,
+                                  Running<Real>* running) {
+  for (auto t = begin; t < end; ++t) {
+    const Real* x = logits + t * stride;
+    Running<Real>& row = running[t];
+    const Real largest = lane_max(x, width);
+    if (largest > row.max) {
+      row.sum *= exp_nonpositive(row.max - largest);
+      row.max = largest;
+      row.argmax = first_id + (std::find(x, x + width, largest) - x);
+    }
+    const Real max = row.max;
+    row.sum += lane_sum<Real>(width, [x, max](std::int64_t i) { return exp_nonpositive(x[i] - max); });
+    const auto target = targets[t] - first_id;
+    if (target >= 0 && target < width) row.target = x[target];
+  }
+}
+
+// The same rows become gradients of the logits, in the operands' dtype.
+template <typename Scalar>
+SLUICE_MULTIARCH void logits_to_gradients(const Wide<Scalar>* logits, std::int64_t begin, std::int64_t end,
+                                          std::int64_t stride, std::int64_t width, std::int64_t first_id,
+                                          const std::int64_t* targets, const Wide<Scalar>* lse,
+                                          const Wide<Scalar>* grad_nll, Scalar* gradients) {
+  using Real = Wide<Scalar>;
+  for (auto t = begin; t < end; ++t) {
+    const Real* x = logits + t * stride;
+    Scalar* to = gradients + t * stride;
+    const Real own_lse = lse[t], grad = grad_nll[t];
+    const auto target = targets[t] - first_id;
+    const bool inside = target >= 0 && target < width;
+    const Real target_logit = inside ? x[target] : Real(0);
+    const auto probability = [own_lse](Real logit) {
+      const Real below = logit - own_lse;
+      return exp_nonpositive(below > 0 ? Real(0) : below);  // rounding may put it above
+    };
+    for (std::int64_t i = 0; i < width; ++i) to[i] = narrow<Scalar>(grad * probability(x[i]));
+    if (inside) to[target] = narrow<Scalar>(grad * (probability(target_logit) - 1));
+  }
+}
+
+template <typename Real>
+std::tuple<Tensor, Tensor, Tensor> forward_counted(const Counted& counted, const Tensor& weight) {
+  const auto wide = weight.options().dtype(c10::CppTypeToScalarType<Real>::value);
+  const auto tiles = tiles_of(counted.count, weight.size(0), sizeof(Real));
+  const Tensor tile = at::empty({tiles.tokens, tiles.vocabulary}, wide);
+  std::vector<Running<Real>> running(counted.count);
+  const auto* targets = counted.targets.const_data_ptr<std::int64_t>();
+  for (std::int64_t id = 0; id < weight.size(0) && counted.count > 0; id += tiles.vocabulary) {
+    const auto width = std::min(tiles.vocabulary, weight.size(0) - id);
+    const auto own_weight = weight.narrow(0, id, width).t();
+    for (std::int64_t token = 0; token < counted.count; token += tiles.tokens) {
+      const auto tokens = std::min(tiles.tokens, counted.count - token);
+      const auto logits = tile.narrow(0, 0, tokens).narrow(1, 0, width);
+      matmul_into(logits, counted.hidden.narrow(0, token, tokens), own_weight, false);
+      at::parallel_for(0, tokens, rows_per_task(width), [&](std::int64_t begin, std::int64_t end) {
+        take_logits(tile.const_data_ptr<Real>(), begin, end, tile.stride(0), width, id, targets + token,
+                    running.data() + token);
+      });
+    }
+  }
+  Tensor nll = at::empty({counted.count}, wide), lse = at::empty({counted.count}, wide),
+         predicted = at::empty({counted.count}, counted.targets.options());
+  for (std::int64_t t = 0; t < counted.count; ++t) {
+    const auto log_sum = std::log(running[t].sum);
+    lse.mutable_data_ptr<Real>()[t] = running[t].max + log_sum;
+    nll.mutable_data_ptr<Real>()[t] = log_sum + (running[t].max - running[t].target);
+    predicted.mutable_data_ptr<std::int64_t>()[t] = running[t].argmax;
+  }
+  return {nll, predicted, lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  const auto counted = counted_tokens(hidden, targets, weight.size(0));
+  const auto dense_weight = weight.contiguous();
+  const auto [nll, predicted, lse] = hidden.scalar_type() == kDouble ? forward_counted<double>(counted, dense_weight)
+                                                                     : forward_counted<float>(counted, dense_weight);
+  const auto tokens = hidden.size(0);
+  return {scatter(nll, counted, tokens, 0), scatter(predicted, counted, tokens, kIgnored),
+          scatter(lse, counted, tokens, 0)};
+}
+
+template <typename Scalar>
+std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor& weight, const Tensor& grad_nll,
+                                            const Tensor& lse) {
+  using Real = Wide<Scalar>;
+  const auto wide = lse.options();
+  const auto size = weight.size(1);
+  const auto tiles = tiles_of(counted.count, weight.size(0), sizeof(Real));
+  const Tensor tile = at::empty({tiles.tokens, tiles.vocabulary}, wide);
+  const Tensor gradients = weight.scalar_type() == lse.scalar_type() ? tile : at::empty_like(tile, weight.options());
+  const Tensor grad_weight_t = at::empty({size, tiles.vocabulary}, wide);
+  const Tensor hidden_t = counted.hidden.t().contiguous();
+  const Tensor grad_hidden = at::empty({counted.count, size}, wide), grad_weight = at::empty_like(weight);
+  const auto* targets = counted.targets.const_data_ptr<std::int64_t>();
+  for (std::int64_t id = 0; id < weight.size(0); id += tiles.vocabulary) {
+    const auto width = std::min(tiles.vocabulary, weight.size(0) - id);
+    const auto own_weight = weight.narrow(0, id, width);
+    for (std::int64_t token = 0; token < counted.count; token += tiles.tokens) {
+      const auto tokens = std::min(tiles.tokens, counted.count - token);
+      const auto part = [&](const Tensor& x) { return x.narrow(0, 0, tokens).narrow(1, 0, width); };
+      matmul_into(part(tile), counted.hidden.narrow(0, token, tokens), own_weight.t(), false);
+      at::parallel_for(0, tokens, rows_per_task(width), [&](std::int64_t begin, std::int64_t end) {
+        logits_to_gradients<Scalar>(tile.const_data_ptr<Real>(), begin, end, tile.stride(0), width, id, targets + token,
+                                    lse.const_data_ptr<Real>() + token, grad_nll.const_data_ptr<Real>() + token,
+                                    gradients.mutable_data_ptr<Scalar>());
+      });
+      matmul_into(grad_hidden.narrow(0, token, tokens), part(gradients), own_weight, id > 0);
+      matmul_into(grad_weight_t.narrow(1, 0, width), hidden_t.narrow(1, token, tokens), part(gradients), token > 0);
+    }
+    grad_weight.narrow(0, id, width).copy_(grad_weight_t.narrow(1, 0, width).to(weight.scalar_type()).t());
+  }
+  return {grad_hidden.to(weight.scalar_type()), grad_weight};
+}
+
+std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_nll, const Tensor& hidden, const Tensor& weight,
+                                        const Tensor& targets, const Tensor& lse) {
+  const auto counted = counted_tokens(hidden, targets, weight.size(0));
+  if (counted.count == 0) return {at::zeros_like(hidden), at::zeros_like(weight)};
+  const auto own = [&](const Tensor& x) {
+    return (counted.rows.defined() ? x.index_select(0, counted.rows) : x).contiguous();
+  };
+  const auto grad = own(grad_nll), own_lse = own(lse), dense_weight = weight.contiguous();
+  return AT_DISPATCH_FLOATING_TYPES_AND(kBFloat16, weight.scalar_type(), "linear_cross_entropy_backward", [&] {
+    auto [grad_hidden, grad_weight] = backward_counted<scalar_t>(counted, dense_weight, grad, own_lse);
+    return std::tuple(scatter(grad_hidden, counted, hidden.size(0), 0), grad_weight);
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(sluice, CPU, m) {
+  m.impl("linear_cross_entropy", forward_cpu);
+  m.impl("linear_cross_entropy_backward", backward_cpu);
+}
+
+}  // namespace sluice

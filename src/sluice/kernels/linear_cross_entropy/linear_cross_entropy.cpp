@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
+
+#include "sluice/core/error.h"
+#include "sluice/kernels/common/operator.h"
+#include "sluice/kernels/common/rows.h"
+
+namespace sluice {
+namespace {
+
+using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&);
+using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+
+void check_inputs(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  constexpr auto op = "linear_cross_entropy";
+  check_float_type(op, "hidden", hidden);
+  SLUICE_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) && weight.size(0) > 0 &&
+                   weight.scalar_type() == hidden.scalar_type(),
+               "{}: hidden must be [T, D] and weight [V, D] of one dtype; got hidden {}, weight {}", op,
+               describe(hidden), describe(weight));
+  SLUICE_CHECK(targets.dim() == 1 && targets.size(0) == hidden.size(0) && targets.scalar_type() == kLong,
+               "{}: targets must be int64 [T={}]; got {}", op, hidden.size(0), describe(targets));
+}
+
+std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  check_inputs(hidden, weight, targets);
+  const auto wide = hidden.options().dtype(wide_type(hidden.scalar_type()));
+  return {at::empty_symint(targets.sym_sizes(), wide), at::empty_symint(targets.sym_sizes(), targets.options()),
+          at::empty_symint(targets.sym_sizes(), wide)};
+}
+
+std::tuple<Tensor, Tensor> backward_meta(const Tensor&, const Tensor& hidden, const Tensor& weight, const Tensor&,
+                                         const Tensor&) {
+  return {at::empty_symint(hidden.sym_sizes(), hidden.options()),
+          at::empty_symint(weight.sym_sizes(), weight.options())};
+}
+
+class Function : public torch::autograd::Function<Function> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
+                                                const Tensor& weight, const Tensor& targets) {
+    static const auto op = registered_operator<Forward>("sluice::linear_cross_entropy");
+    const at::AutoDispatchBelowAutograd below;
+    auto [nll, predicted, lse] = op.call(hidden, weight, targets);
+    context->save_for_backward({hidden, weight, targets, lse});
+    context->mark_non_differentiable({predicted, lse});
+    return {nll, predicted, lse};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    static const auto op = registered_operator<Backward>("sluice::linear_cross_entropy_backward");
+    const auto saved = context->get_saved_variables();
+    auto [d_hidden, d_weight] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3]);
+    return {d_hidden, d_weight, Tensor()};
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor> forward_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  check_inputs(hidden, weight, targets);
+  auto outputs = Function::apply(hidden, weight, targets);
+  return {outputs[0], outputs[1], outputs[2]};
+}
+
+}  // namespace
+
+LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  static const auto op = registered_operator<Forward>("sluice::linear_cross_entropy");
+  auto [nll, predicted, lse] = op.call(hidden, weight, targets);
+  return {nll, predicted};
+}
+
+// lse [T]: log sum exp of each token's logits, 0 where ignored; what backward needs.
+TORCH_LIBRARY_FRAGMENT(sluice, m) {
+  m.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets) -> (Tensor nll, Tensor predicted, Tensor "
+      "lse)");
+  m.def(
+      "linear_cross_entropy_backward(Tensor grad_nll, Tensor hidden, Tensor weight, Tensor targets, Tensor lse) -> "
+      "(Tensor grad_hidden, Tensor grad_weight)");
+}
+TORCH_LIBRARY_IMPL(sluice, Meta, m) {
+  m.impl("linear_cross_entropy", forward_meta);
+  m.impl("linear_cross_entropy_backward", backward_meta);
+}
+TORCH_LIBRARY_IMPL(sluice, Autograd, m) { m.impl("linear_cross_entropy", forward_autograd); }
+
+}  // namespace sluice
