@@ -53,8 +53,10 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       multiply_state(written, state_operand, stage + Stage::k);
       multiply_tile<Major::kSummedRows>(error_grad, out_grad, stage + Stage::scores, false);
       mma_commit();
-      barrier_wait(Layout::stored(shared, group), turn.parity ^ 1);
+      barrier_wait(Layout::stored(shared, group, Staged::kState), turn.parity ^ 1);
       store_rows(staging + kTile, state_operand, thread, kTile);
+      fence_async_proxy();
+      barrier_arrive(Layout::staged(shared, group, Staged::kState));
       uint32_t read_grad[4][4];  // scale e^G rq dO^T
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -94,9 +96,9 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       mma_fence();
       add_outer_products(state, left, stage + Stage::k);
       mma_commit();
+      barrier_wait(Layout::stored(shared, group, Staged::kTokens), turn.parity ^ 1);
       store_transposed(staging, value_grad_pairs, thread);
-      fence_async_proxy();
-      barrier_arrive(Layout::staged(shared, group));
+      barrier_arrive(Layout::staged(shared, group, Staged::kTokens));
       mma_wait<0>();
       pin(state);
       barrier_arrive(Layout::empty(shared, ring.stage));

@@ -57,8 +57,10 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
         multiply_state(out, state_operand, stage + Stage::query);
         mma_commit();
       } else {
-        barrier_wait(Layout::stored(shared, group), turn.parity ^ 1);
+        barrier_wait(Layout::stored(shared, group, Staged::kState), turn.parity ^ 1);
         store_rows(staging + kTile, state_operand, thread, kTile);
+        fence_async_proxy();
+        barrier_arrive(Layout::staged(shared, group, Staged::kState));
       }
       mma_wait<kOutput ? 1 : 0>();
       pin(predicted);
@@ -90,12 +92,10 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
       add_outer_products(state, write_operand, stage + Stage::k);
       if constexpr (kOutput) multiply_tile<Major::kSummedColumns>(out, error_operand, stage + Stage::scores, true);
       mma_commit();
-      if constexpr (kOutput) {
-        barrier_wait(Layout::stored(shared, group), turn.parity ^ 1);
-      } else {
+      barrier_wait(Layout::stored(shared, group, Staged::kTokens), turn.parity ^ 1);
+      if constexpr (!kOutput) {
         store_transposed(staging, error_operand, thread);
-        fence_async_proxy();
-        barrier_arrive(Layout::staged(shared, group));
+        barrier_arrive(Layout::staged(shared, group, Staged::kTokens));
       }
       mma_wait<0>();
       pin(state);
@@ -105,7 +105,7 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
         uint32_t out_pairs[4][4];
         pack(out_pairs, out);
         store_transposed(staging, out_pairs, thread);
-        barrier_arrive(Layout::staged(shared, group));
+        barrier_arrive(Layout::staged(shared, group, Staged::kTokens));
       }
       turn.advance();
     }

@@ -67,6 +67,29 @@ __device__ GradientItem gradient_item(const GatedDeltaParams& params, const Work
   return {chunk, index % params.key_heads, rows.x, rows.y};
 }
 
+// The producer's part for k, q and their norms.
+__device__ void load_keys(const GatedDeltaParams& params, const Workspace& workspace, GradientStorage& shared,
+                          const GradientItem& item, uint32_t parity, int thread) {
+  const uint32_t full = shared_address(&shared.keys_full);
+  barrier_wait(shared_address(&shared.keys_empty), parity ^ 1);
+  if (thread == 0) {
+    const float* norms =
+        workspace.norms + (static_cast<int64_t>(item.chunk) * params.key_heads + item.key_head) * 2 * kChunk;
+    barrier_arrive_expect(full, sizeof(shared.norms));
+    bulk_load(shared_address(shared.norms), norms, sizeof(shared.norms), full);
+  }
+  const bf16* k = params.k + item.first * params.k_stride + item.key_head * kHeadDim;
+  const bf16* q = params.q + item.first * params.q_stride + item.key_head * kHeadDim;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    copy_token_tile<kWarpgroup>(shared_address(shared.k) + half * kTile, k + half * kHalf, params.k_stride, item.rows,
+                                thread);
+    copy_token_tile<kWarpgroup>(shared_address(shared.q) + half * kTile, q + half * kHalf, params.q_stride, item.rows,
+                                thread);
+  }
+  copy_arrive(full);
+}
+
 __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientStorage& shared,
                         int thread) {
   const GatedDeltaParams& params = backward.forward;
@@ -77,29 +100,15 @@ __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspac
   RingPosition<1> keys;
   for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
     const GradientItem item = gradient_item(params, workspace, index);
-    const uint32_t keys_full = shared_address(&shared.keys_full);
-    barrier_wait(shared_address(&shared.keys_empty), keys.parity ^ 1);
-    if (thread == 0) {
-      barrier_arrive_expect(keys_full, sizeof(shared.norms));
-      bulk_load(shared_address(shared.norms),
-                workspace.norms + (static_cast<int64_t>(item.chunk) * params.key_heads + item.key_head) * 2 * kChunk,
-                sizeof(shared.norms), keys_full);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t column = item.key_head * kHeadDim + half * kHalf;
-      copy_token_tile<kWarpgroup>(shared_address(shared.k) + half * kTile,
-                                  params.k + item.first * params.k_stride + column, params.k_stride, item.rows, thread);
-      copy_token_tile<kWarpgroup>(shared_address(shared.q) + half * kTile,
-                                  params.q + item.first * params.q_stride + column, params.q_stride, item.rows, thread);
-    }
-    copy_arrive(keys_full);
-
     for (int i = 0; i < heads; ++i) {
       const int head = item.key_head * heads + i;
       const int64_t block = static_cast<int64_t>(item.chunk) * params.value_heads + head;
 #pragma unroll
       for (int slot = 0; slot < kHeadSlots; ++slot, ring.advance()) {
+        // k and q wait for the last item's end; what comes before them here does not.
+        if (i == 0 && slot == kStateGrad) {
+          load_keys(params, workspace, shared, item, keys.parity, thread);
+        }
         const uint32_t full = shared_address(&shared.slot_full[ring.stage]);
         const uint32_t destination = shared_address(shared.slots[ring.stage]);
         barrier_wait(shared_address(&shared.slot_empty[ring.stage]), ring.parity ^ 1);
@@ -286,7 +295,9 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
   for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
-    // Gradients of q k^T and k k^T (raw rows), summed over the value heads.
+    const float query_factor[2] = {params.scale * shared.norms[1][row], params.scale * shared.norms[1][row + 8]};
+    const float key_factor[2] = {-shared.norms[0][row], -shared.norms[0][row + 8]};
+    // Gradients of q k^T and k k^T (raw rows), summed over the value heads; their norms' factors come at the end.
     float query_grad[32] = {}, key_grad[32] = {};
     for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
       auto& sums = shared.sums[turn];
@@ -298,8 +309,8 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
       const uint32_t out_grad = shared_address(shared.slots[slots.wait(kOutGrad)]);
       float row_sum[2] = {}, column_sum[16] = {};
 
-      // `left` E^T times `sign`, weighted by gates and norms for t > s (t >= s with the diagonal): adds to `grad` what
-      // scores [64, 64] = `rows` K^T receive, and to the sums.
+      // left E^T, weighted by gates for t > s (t >= s with the diagonal): adds to `grad` what scores [64, 64] = `rows`
+      // K^T receive, but for the norms; and to the sums.
       const auto add_pairs = [&](float(&grad)[32], uint32_t left, uint32_t rows, const float(&row_factor)[2],
                                  bool diagonal) {
         float product[32], score[32];
@@ -312,30 +323,32 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
         pin(product);
         pin(score);
         slots.release_unread(diagonal ? kOutGrad : kValueGrad);
+        float part[2] = {};
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           if (j / 2 > warp) continue;  // above the diagonal
+          const float2 norm = *reinterpret_cast<const float2*>(shared.norms[0] + 8 * j + column);
           const float2 gate = *reinterpret_cast<const float2*>(gates + 8 * j + column);
           const float2 beta = *reinterpret_cast<const float2*>(betas + 8 * j + column);
-          const float2 norm = *reinterpret_cast<const float2*>(shared.norms[0] + 8 * j + column);
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int p = 4 * j + e, t = row + 8 * (e >> 1), s = 8 * j + column + (e & 1);
-            const float column_gate = e & 1 ? gate.y : gate.x, column_beta = e & 1 ? beta.y : beta.x;
-            const float factor = row_factor[e >> 1] * (e & 1 ? norm.y : norm.x);
+            const float column_beta = e & 1 ? beta.y : beta.x;
             const bool inside = diagonal ? t >= s : t > s;
-            const float weighted = inside ? __expf(row_gate[e >> 1] - column_gate) * (factor * product[p]) : 0.f;
+            const float weighted =
+                __expf(inside ? row_gate[e >> 1] - (e & 1 ? gate.y : gate.x) : -INFINITY) * product[p];
             const float share = weighted * score[p];
             grad[p] += weighted * column_beta;
-            row_sum[e >> 1] += share * column_beta;
-            column_sum[2 * j + (e & 1)] += share;
+            part[e >> 1] += share * (column_beta * (e & 1 ? norm.y : norm.x));
+            column_sum[2 * j + (e & 1)] += share * row_factor[e >> 1];
           }
         }
+        for (int e = 0; e < 2; ++e) row_sum[e] += part[e] * row_factor[e];
       };
-      const float query_factor[2] = {params.scale * shared.norms[1][row], params.scale * shared.norms[1][row + 8]};
-      const float key_factor[2] = {-shared.norms[0][row], -shared.norms[0][row + 8]};
       add_pairs(query_grad, out_grad, q_tiles, query_factor, true);
       add_pairs(key_grad, shared_address(shared.slots[slots.wait(kValueGrad)]), k_tiles, key_factor, false);
+#pragma unroll
+      for (int m = 0; m < 16; ++m) column_sum[m] *= shared.norms[0][8 * (m / 2) + column + (m & 1)];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         row_sum[e] = quad_sum(row_sum[e]);
@@ -345,6 +358,12 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
       slots.release(kError);
       for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);  // which the others read
       named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);                       // the sums are written
+    }
+#pragma unroll
+    for (int p = 0; p < 32; ++p) {
+      const float column_norm = shared.norms[0][8 * (p / 4) + column + (p & 1)];
+      query_grad[p] *= query_factor[(p >> 1) & 1] * column_norm;
+      key_grad[p] *= key_factor[(p >> 1) & 1] * column_norm;
     }
     uint32_t pairs[4][4];
     pack(pairs, query_grad);

@@ -320,8 +320,9 @@ __global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int t = row + 8 * e, s = 8 * j + column;
-        const float first = t >= s ? __expf(row_gate[e] - gate.x) * beta.x : 0.f;
-        const float second = t >= s + 1 ? __expf(row_gate[e] - gate.y) * beta.y : 0.f;
+        // Masked before the exponential: above the diagonal the exponent may be large.
+        const float first = __expf(t >= s ? row_gate[e] - gate.x : -INFINITY) * beta.x;
+        const float second = __expf(t >= s + 1 ? row_gate[e] - gate.y : -INFINITY) * beta.y;
         scores[j / 2][2 * (j % 2) + e] = pack(qk[4 * j + 2 * e] * first, qk[4 * j + 2 * e + 1] * second);
         *reinterpret_cast<float2*>(&shared.matrix.coupling[t][s]) = {kk[4 * j + 2 * e] * first,
                                                                      kk[4 * j + 2 * e + 1] * second};

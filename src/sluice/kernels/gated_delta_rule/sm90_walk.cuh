@@ -29,6 +29,9 @@ constexpr uint32_t kFactorBytes = kFactors * kChunk * sizeof(float);
 constexpr int kWalkStages = 3;
 constexpr int kLoaders = 64;  // threads
 
+// What a consumer warpgroup stages for its storing warp: the first staging tile; the two after it.
+enum class Staged { kTokens = 0, kState = 1 };
+
 // Shared memory of the CTA: the stages, a staging area for what each group writes, the barriers.
 template <int kGroups, bool kQuery, int kStagingTiles>
 struct WalkLayout {
@@ -39,17 +42,17 @@ struct WalkLayout {
       kWalkStages * Stage::bytes + kStagingBytes + 128 <= kLimit ? kWalkStages : kWalkStages - 1;
   static constexpr uint32_t kStaging = kStages * Stage::bytes;
   static constexpr uint32_t kBarriers = kStaging + kStagingBytes;
-  static constexpr uint32_t bytes = kBarriers + 2 * (kStages + kGroups) * 8;
+  static constexpr uint32_t bytes = kBarriers + (2 * kStages + 4 * kGroups) * 8;
   static_assert(bytes <= kLimit, "shared memory of one multiprocessor");
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
 
   __device__ static uint32_t full(uint32_t shared, int stage) { return shared + kBarriers + 8 * stage; }
   __device__ static uint32_t empty(uint32_t shared, int stage) { return shared + kBarriers + 8 * (kStages + stage); }
-  __device__ static uint32_t staged(uint32_t shared, int group) {
-    return shared + kBarriers + 8 * (2 * kStages + group);
+  __device__ static uint32_t staged(uint32_t shared, int group, Staged what) {
+    return shared + kBarriers + 8 * (2 * kStages + 4 * group + static_cast<int>(what));
   }
-  __device__ static uint32_t stored(uint32_t shared, int group) {
-    return shared + kBarriers + 8 * (2 * kStages + kGroups + group);
+  __device__ static uint32_t stored(uint32_t shared, int group, Staged what) {
+    return staged(shared, group, what) + 16;
   }
   __device__ static uint32_t staging(int group) { return kStaging + group * kStagingTiles * kTile; }
 
@@ -62,8 +65,10 @@ struct WalkLayout {
         barrier_init(empty(shared, stage), kGroups * kWarpgroup);
       }
       for (int group = 0; group < kGroups; ++group) {
-        barrier_init(staged(shared, group), kWarpgroup);
-        barrier_init(stored(shared, group), 32);
+        for (const Staged what : {Staged::kTokens, Staged::kState}) {
+          barrier_init(staged(shared, group, what), kWarpgroup);
+          barrier_init(stored(shared, group, what), 32);
+        }
       }
       barrier_init_fence();
     }
@@ -160,17 +165,21 @@ __device__ void store_chunks(const GatedDeltaParams& params, const Workspace& wo
     const int half = item.group + group;
     for (int i = 0; i < item.chunks; ++i, turn.advance()) {
       const WalkChunk chunk = walk_chunk(item, params.value_heads, kReverse ? item.chunks - 1 - i : i);
-      barrier_wait(Layout::staged(shared, group), turn.parity);
-      if (states && lane == 0) {
-        bulk_store(states + (chunk.block * 2 + half) * kHalf * kHeadDim, shared + Layout::staging(group) + kTile,
-                   2 * kTile);
-        bulk_store_commit();
+      if (states) {
+        barrier_wait(Layout::staged(shared, group, Staged::kState), turn.parity);
+        if (lane == 0) {
+          bulk_store(states + (chunk.block * 2 + half) * kHalf * kHeadDim, shared + Layout::staging(group) + kTile,
+                     2 * kTile);
+          bulk_store_commit();
+          bulk_store_wait_read();
+        }
+        __syncwarp();
+        barrier_arrive(Layout::stored(shared, group, Staged::kState));
       }
+      barrier_wait(Layout::staged(shared, group, Staged::kTokens), turn.parity);
       store_token_tile<32>(tokens + chunk.first * stride + item.head * kHeadDim + half * kHalf, stride, chunk.rows,
                            memory + Layout::staging(group), lane);
-      if (states && lane == 0) bulk_store_wait_read();
-      __syncwarp();
-      barrier_arrive(Layout::stored(shared, group));
+      barrier_arrive(Layout::stored(shared, group, Staged::kTokens));
     }
   }
   if (states && lane == 0) bulk_store_wait();
