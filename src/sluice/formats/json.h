@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-inline constexpr int kMaxJsonDepth = 64;  // the files that we read nest below 10
+inline constexpr std::size_t kMaxJsonDepth = 64;  // the files that we read nest below 10
 
 // `file` names the source in errors. Data error if `text` is no JSON, nests deeper than kMaxJsonDepth, or repeats a
 // name.

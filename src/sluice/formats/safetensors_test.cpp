@@ -27,8 +27,14 @@ TEST(Json, RefusesANameThatStandsTwiceInOneObject) {
 }
 
 TEST(Json, BoundsNesting) {
-  EXPECT_NO_THROW(parse_json(std::string(kMaxJsonDepth - 1, '[') + std::string(kMaxJsonDepth - 1, ']'), "c.json"));
+  EXPECT_NO_THROW(parse_json(std::string(kMaxJsonDepth, '[') + std::string(kMaxJsonDepth, ']'), "c.json"));
   EXPECT_THAT(data_error([] { parse_json(std::string(1'000'000, '['), "c.json"); }), HasSubstr("nests deeper than 64"));
+}
+
+TEST(Json, ReadsEveryKindOfValue) {
+  const auto value = parse_json(R"({"a": [1, -2, 1.5, true, null, "x", {}, []], "b": {"c": [[3]]}})", "c.json");
+  EXPECT_EQ(value.dump(), R"({"a":[1,-2,1.5,true,null,"x",{},[]],"b":{"c":[[3]]}})");
+  EXPECT_EQ(parse_json("7", "c.json"), 7);
 }
 
 TEST(Json, RefusesNumbersOutOfRangeAndBrokenText) {
