@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "sluice/config/app.h"
+#include "sluice/train/options.h"
+
+namespace sluice {
+
+// `sluice score`: the log-probability of every token of given sequences. A line in holds `messages`, `text` or
+// `tokens`; its line out holds `tokens` and `logprobs`, of each token given those before it, the first one null.
+struct ScoreOptions {
+  ModelOptions model;
+  std::filesystem::path data;
+  std::filesystem::path out;
+  Precision dtype = Precision::kFloat32;
+  std::optional<std::filesystem::path> chat_template;
+  void describe(OptionList& option) {
+    option("model", model, "model");
+    option("data", data, "JSONL with messages, text or tokens in each line", {.required = true});
+    option("out", out, "JSONL to write, lines as in data", {.required = true});
+    option("dtype", dtype, "dtype of weights and activations", {.choices = {"float32", "bfloat16"}});
+    option("chat_template", chat_template, "template file instead of the model folder's own");
+  }
+};
+
+ExitCode run_score(const ScoreOptions& options, const Invocation& invocation);
+
+}  // namespace sluice

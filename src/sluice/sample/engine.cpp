@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/sample/engine.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "sluice/core/error.h"
+#include "sluice/sample/random.h"
+
+namespace sluice {
+
+struct Engine::Sequence {
+  GenerationRequest request;
+  std::vector<TokenId> tokens;    // prompt and answer
+  std::int64_t cached = 0;        // tokens that the slot holds
+  std::vector<TokenId> distinct;  // ids in `tokens`, kept with a repetition penalty alone
+  std::vector<bool> is_in_distinct;
+  Tokenizer::Stream stream;
+  StopStrings stops;
+  Completion completion;
+
+  Sequence(GenerationRequest from, const Tokenizer& tokenizer)
+      : request(std::move(from)), stream(tokenizer, /*skip_special=*/true), stops(request.stop) {
+    for (const auto id : request.prompt) append(id);
+  }
+
+  void append(TokenId id) {
+    tokens.push_back(id);
+    if (request.sampling.repetition_penalty == 1) return;
+    const auto place = static_cast<std::size_t>(id);
+    if (is_in_distinct.size() <= place) is_in_distinct.resize(place + 1);
+    if (!is_in_distinct[place]) distinct.push_back(id);
+    is_in_distinct[place] = true;
+  }
+
+  void release(const std::string& text) {
+    if (text.empty()) return;
+    completion.text += text;
+    if (request.on_text) request.on_text(text);
+  }
+
+  std::int64_t waiting_tokens() const { return static_cast<std::int64_t>(tokens.size()) - cached; }
+  std::uint64_t sampled() const { return completion.tokens.size(); }
+};
+
+struct Engine::StepPlan {
+  std::vector<std::int64_t> slots, past, lengths;
+  std::vector<std::size_t> sampling;    // slots whose last known token is in the pack
+  std::vector<std::int64_t> last_rows;  // where, for each of `sampling`
+  std::vector<std::int64_t> tokens;
+};
+
+Engine::Engine(const Decoder& decoder, Tokenizer tokenizer, std::vector<TokenId> stop_ids, const EngineSizes& sizes)
+    : decoder_(decoder),
+      tokenizer_(std::move(tokenizer)),
+      stop_ids_(std::move(stop_ids)),
+      sizes_(sizes),
+      sampler_(std::min(tokenizer_.vocab_size(), decoder.vocab_size())),
+      slots_(static_cast<std::size_t>(sizes.slots)) {
+  SLUICE_CHECK(sizes.slots >= 1 && sizes.capacity >= 2 && sizes.tokens_per_step >= sizes.slots,
+               "engine: {} slots of {} tokens and {} tokens a step; a slot needs 2 tokens, a step one for each slot",
+               sizes.slots, sizes.capacity, sizes.tokens_per_step);
+  SLUICE_CHECK(sizes.capacity <= std::numeric_limits<std::int32_t>::max() / sizes.slots,
+               "engine: {} slots of {} tokens; together at most 2^31 - 1", sizes.slots, sizes.capacity);
+  std::ranges::sort(stop_ids_);
+  const c10::InferenceMode inference;
+  state_ = decoder_.new_state(sizes.slots, sizes.capacity);
+}
+
+Engine::~Engine() = default;
+
+void Engine::submit(GenerationRequest request) {
+  request.sampling.check();
+  const auto length = static_cast<std::int64_t>(request.prompt.size());
+  if (request.max_tokens < 1) fail_usage("generate: max_tokens must be at least 1; got {}", request.max_tokens);
+  if (length == 0) fail_data("generate: the prompt holds no token; an answer needs at least one before it");
+  if (length > sizes_.capacity || request.max_tokens > sizes_.capacity - length) {
+    fail_data("generate: a prompt of {} tokens and {} new ones do not fit into {}", length, request.max_tokens,
+              sizes_.capacity);
+  }
+  for (const auto id : request.prompt) {
+    if (id < 0 || id >= decoder_.vocab_size()) {
+      fail_data("generate: the prompt holds the id {}; the model's vocabulary ends at {}", id,
+                decoder_.vocab_size() - 1);
+    }
+  }
+  waiting_.push_back(std::move(request));
+}
+
+// Gives free slots to waiting requests.
+void Engine::admit() {
+  for (std::size_t slot = 0; slot < slots_.size() && !waiting_.empty(); ++slot) {
+    if (slots_[slot]) continue;
+    slots_[slot] = std::make_unique<Sequence>(std::move(waiting_.front()), tokenizer_);
+    waiting_.pop_front();
+    state_.clear(static_cast<std::int64_t>(slot));
+  }
+}
+
+Engine::StepPlan Engine::plan() const {
+  const auto decoding = std::ranges::count_if(slots_, [](const auto& s) { return s && s->waiting_tokens() == 1; });
+  auto prompt_budget = sizes_.tokens_per_step - decoding;
+  StepPlan plan;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot]) continue;
+    const auto& sequence = *slots_[slot];
+    const auto waiting = sequence.waiting_tokens();
+    const auto length = waiting == 1 ? 1 : std::min(waiting, prompt_budget);
+    if (length == 0) continue;
+    if (waiting > 1) prompt_budget -= length;
+    plan.slots.push_back(static_cast<std::int64_t>(slot));
+    plan.past.push_back(sequence.cached);
+    plan.lengths.push_back(length);
+    const auto first = sequence.tokens.begin() + sequence.cached;
+    plan.tokens.insert(plan.tokens.end(), first, first + length);
+    if (length == waiting) {
+      plan.sampling.push_back(slot);
+      plan.last_rows.push_back(static_cast<std::int64_t>(plan.tokens.size()) - 1);
+    }
+  }
+  return plan;
+}
+
+// The rows of the tokens whose successors are to be sampled.
+Tensor Engine::last_hidden(const Tensor& hidden, const StepPlan& plan) const {
+  if (plan.last_rows.size() == plan.tokens.size()) return hidden;
+  return hidden.index_select(0, at::tensor(plan.last_rows, at::TensorOptions().dtype(kLong)));
+}
+
+bool Engine::step() {
+  const c10::InferenceMode inference;
+  admit();
+  const auto plan = this->plan();
+  if (plan.tokens.empty()) return false;
+  const auto tokens = at::tensor(plan.tokens, at::TensorOptions().dtype(kLong));
+  const auto hidden = decoder_.forward(tokens, make_pack(plan.lengths, plan.past, plan.slots), &state_);
+  for (std::size_t n = 0; n < plan.slots.size(); ++n) {
+    slots_[static_cast<std::size_t>(plan.slots[n])]->cached += plan.lengths[n];
+  }
+  if (plan.sampling.empty()) return true;
+
+  const auto logits = at::linear(last_hidden(hidden, plan), decoder_.head()).to(kFloat).contiguous();  // [n, V]
+  const auto vocab = static_cast<std::size_t>(logits.size(1));
+  for (std::size_t row = 0; row < plan.sampling.size(); ++row) {
+    const auto slot = plan.sampling[row];
+    const auto& sequence = *slots_[slot];
+    const auto& sampling = sequence.request.sampling;
+    const auto random = uniform(sampling.seed, sampling.sequence, sequence.sampled());
+    accept(slot,
+           sampler_.draw({logits.const_data_ptr<float>() + row * vocab, vocab}, sampling, sequence.distinct, random));
+  }
+  return true;
+}
+
+void Engine::accept(std::size_t slot, const SampledToken& token) {
+  auto& sequence = *slots_[slot];
+  auto& completion = sequence.completion;
+  sequence.append(token.id);
+  completion.tokens.push_back(token.id);
+  completion.logprobs.push_back(token.logprob);
+  completion.model_logprobs.push_back(token.model_logprob);
+  if (std::ranges::binary_search(stop_ids_, token.id)) return finish(slot, FinishReason::kStop);
+  sequence.release(sequence.stops.push(sequence.stream.push(token.id)));
+  if (sequence.stops.found()) return finish(slot, FinishReason::kStop);
+  if (static_cast<std::int64_t>(sequence.sampled()) == sequence.request.max_tokens) finish(slot, FinishReason::kLength);
+}
+
+void Engine::finish(std::size_t slot, FinishReason reason) {
+  const auto sequence = std::move(slots_[slot]);
+  if (!sequence->stops.found()) {
+    sequence->release(sequence->stops.push(sequence->stream.finish()));
+    sequence->release(sequence->stops.finish());
+  }
+  sequence->completion.finish_reason = reason;
+  if (sequence->request.on_finish) sequence->request.on_finish(sequence->completion);
+}
+
+}  // namespace sluice

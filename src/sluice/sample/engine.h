@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Samples many sequences together (continuous batching, Yu et al. 2022, "Orca"). Each running sequence owns a slot of
+// the decoder's state. One step is one forward pass over one pack: the newest token of every sequence that is decoding,
+// and pieces of prompts as far as the step's token budget goes. A sequence that ends leaves its slot to the next one
+// waiting.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sluice/models/decoder.h"
+#include "sluice/sample/sampler.h"
+#include "sluice/sample/stop.h"
+
+namespace sluice {
+
+enum class FinishReason { kStop, kLength };  // a stop id or stop string; max_tokens
+
+struct Completion {
+  std::vector<TokenId> tokens;        // as sampled, a stop id included
+  std::vector<float> logprobs;        // of each token under the distribution that it was drawn from
+  std::vector<float> model_logprobs;  // of each token under the model (SampledToken)
+  std::string text;                   // without special tokens and stop id, cut before a stop string
+  FinishReason finish_reason = FinishReason::kLength;
+};
+
+struct GenerationRequest {
+  std::vector<TokenId> prompt;  // at least one id
+  std::int64_t max_tokens;      // at least 1
+  SamplingParameters sampling;
+  std::vector<std::string> stop;  // texts that end the answer
+  std::function<void(std::string_view piece)>
+      on_text;                                       // may be empty; whole UTF-8 characters, joined they are the text
+  std::function<void(const Completion&)> on_finish;  // may be empty
+};
+
+struct EngineSizes {
+  std::int64_t slots;                  // sequences at once
+  std::int64_t capacity;               // tokens of one sequence: prompt and answer
+  std::int64_t tokens_per_step = 512;  // of one forward pass; at least `slots`
+};
+
+class Engine {
+ public:
+  // `decoder` must outlive the engine; its weights may change between steps only while nothing runs. Ids that the
+  // tokenizer lacks are never drawn. `stop_ids` end every sequence.
+  Engine(const Decoder& decoder, Tokenizer tokenizer, std::vector<TokenId> stop_ids, const EngineSizes& sizes);
+
+  ~Engine();
+
+  // Puts a request at the end of the queue. Usage error for parameters out of range, data error for an empty prompt, an
+  // id outside the vocabulary, or a length over the capacity.
+  void submit(GenerationRequest request);
+
+  // One forward pass and the tokens that it gives. False: nothing is running or waiting.
+  bool step();
+
+  void run() {
+    while (step()) {
+    }
+  }
+
+ private:
+  struct Sequence;
+  struct StepPlan;  // what each slot puts into the pack of a step
+
+  void admit();
+  StepPlan plan() const;
+  void accept(std::size_t slot, const SampledToken& token);
+  void finish(std::size_t slot, FinishReason reason);
+  Tensor last_hidden(const Tensor& hidden, const StepPlan& plan) const;
+
+  const Decoder& decoder_;
+  Tokenizer tokenizer_;
+  std::vector<TokenId> stop_ids_;  // sorted
+  EngineSizes sizes_;
+  DecoderState state_;
+  Sampler sampler_;
+  std::deque<GenerationRequest> waiting_;
+  std::vector<std::unique_ptr<Sequence>> slots_;  // null: free
+};
+
+}  // namespace sluice
