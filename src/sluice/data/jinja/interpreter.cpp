@@ -490,7 +490,7 @@ Template::Template(std::string source, std::string name) : name_(std::move(name)
   for (std::size_t at = 0; (at = source.find("\r\n", at)) != std::string::npos;) source.erase(at, 1);
   if (source.ends_with('\n')) source.pop_back();
   try {
-    statements_ = parse(source);
+    statements_ = std::make_shared<const Block>(parse(source));
   } catch (const Problem& problem) {
     fail_data("{}:{}", name_, problem.what());
   }
@@ -499,7 +499,7 @@ Template::Template(std::string source, std::string name) : name_(std::move(name)
 Output Template::render(const Dict& variables, const Limits& limits, std::time_t now) const {
   Interpreter interpreter(limits, now);
   try {
-    return interpreter.run(statements_, variables);
+    return interpreter.run(*statements_, variables);
   } catch (const Problem& problem) {
     fail_data("{}:{}: {}", name_, interpreter.line(), problem.what());
   }

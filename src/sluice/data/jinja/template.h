@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <ctime>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,7 @@ class Template {
 
  private:
   std::string name_;
-  Block statements_;
+  std::shared_ptr<const Block> statements_;   // so that copies are cheap
 };
 
 }  // namespace sluice::jinja
