@@ -41,8 +41,7 @@ Tensor sequence_by_sequence(const AttentionCase& c, const Tensor& q, const Tenso
       };
       const auto name = "attention/" + c.name + "/" + c10::toString(type);
       const auto q_bounds = cu_seqlens_of(c.queries), k_bounds = cu_seqlens_of(slabs);
-      const auto used =
-          c.capacity > 0 ? std::optional(at::tensor(c.keys, at::TensorOptions().dtype(kInt))) : std::nullopt;
+      const auto used = at::tensor(c.keys, at::TensorOptions().dtype(kInt));
       register_benchmarks(
           name,
           [=](const auto& x) { return std::vector{attention(x[0], x[1], x[2], q_bounds, k_bounds, used, scale)}; },
