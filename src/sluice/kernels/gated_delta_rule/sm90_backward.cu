@@ -58,20 +58,17 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       fence_async_proxy();
       barrier_arrive(Layout::staged(shared, group, Staged::kState));
       uint32_t read_grad[4][4];  // scale e^G rq dO^T
+      const ColumnFactors read_factors(factors + kRead * kChunk, lane), write_factors(factors + kWrite * kChunk, lane);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 f = *reinterpret_cast<const float2*>(factors + kRead * kChunk + 8 * j + 2 * (lane % 4));
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float2 x = unpack(out_grad[j / 2][2 * (j % 2) + e]);
-          read_grad[j / 2][2 * (j % 2) + e] = pack(x.x * f.x, x.y * f.y);
-        }
+      for (int p = 0; p < 16; ++p) {
+        const float2 x = unpack(out_grad[p / 4][p % 4]), f = read_factors.value[p / 2];
+        read_grad[p / 4][p % 4] = pack(x.x * f.x, x.y * f.y);
       }
       const float decay = __expf(factors[kGate * kChunk + kChunk - 1]);
       mma_wait<0>();
       pin(written);
       pin(error_grad);
-      scale_columns(written, factors + kWrite * kChunk, lane);
+      write_factors.scale(written);
 #pragma unroll
       for (int p = 0; p < 32; ++p) error_grad[p] += written[p];
       uint32_t left[4][4];
@@ -84,6 +81,7 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       mma_commit();
       add_outer_products(state, read_grad, stage + Stage::query);
       mma_commit();
+      const ColumnFactors predict_factors(factors + kPredict * kChunk, lane);
       mma_wait<1>();
       pin(value_grad);
 
@@ -91,7 +89,7 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       pack(value_grad_pairs, value_grad);
 #pragma unroll
       for (float& x : value_grad) x = -x;
-      scale_columns(value_grad, factors + kPredict * kChunk, lane);
+      predict_factors.scale(value_grad);
       pack(left, value_grad);
       mma_fence();
       add_outer_products(state, left, stage + Stage::k);

@@ -62,9 +62,10 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
         fence_async_proxy();
         barrier_arrive(Layout::staged(shared, group, Staged::kState));
       }
+      const ColumnFactors predict_factors(factors + kPredict * kChunk, lane);
       mma_wait<kOutput ? 1 : 0>();
       pin(predicted);
-      scale_columns(predicted, factors + kPredict * kChunk, lane);
+      predict_factors.scale(predicted);
 #pragma unroll
       for (int p = 0; p < 16; ++p) {
         const float2 v = unpack(value[p / 4][p % 4]);
@@ -74,19 +75,20 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
       mma_fence();
       multiply_tile<Major::kSummedColumns>(error, value, stage + Stage::inverse, false);
       mma_commit();
+      const ColumnFactors write_factors(factors + kWrite * kChunk, lane), read_factors(factors + kRead * kChunk, lane);
+      const float decay = __expf(factors[kGate * kChunk + kChunk - 1]);
       mma_wait<0>();
       pin(error);
 
       uint32_t error_operand[4][4], write_operand[4][4];
       pack(error_operand, error);
-      scale_columns(error, factors + kWrite * kChunk, lane);
+      write_factors.scale(error);
       pack(write_operand, error);
-      const float decay = __expf(factors[kGate * kChunk + kChunk - 1]);
 #pragma unroll
       for (float& x : state) x *= decay;
       if constexpr (kOutput) {
         pin(out);
-        scale_columns(out, factors + kRead * kChunk, lane);
+        read_factors.scale(out);
       }
       mma_fence();
       add_outer_products(state, write_operand, stage + Stage::k);

@@ -293,6 +293,7 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
   RingPosition<1> keys;
   int turn = 0;
   for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
+    const GradientItem item = gradient_item(params, workspace, index);
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
     const float query_factor[2] = {params.scale * shared.norms[1][row], params.scale * shared.norms[1][row + 8]};
@@ -355,23 +356,32 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
         if (lane % 4 == 0) sums.row[row + 8 * e] = row_sum[e];
       }
       column_sums(sums.column[warp], column_sum, lane);
+      const float2 gate_pair = *reinterpret_cast<const float2*>(gates + 2 * lane);
+      const float2 beta_pair = *reinterpret_cast<const float2*>(betas + 2 * lane);
+      const float last_gate = gates[kChunk - 1];
       slots.release(kError);
       for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);  // which the others read
-      named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);                       // the sums are written
-    }
+      if (i + 1 == heads) {
+        uint32_t pairs[4][4];
 #pragma unroll
-    for (int p = 0; p < 32; ++p) {
-      const float column_norm = shared.norms[0][8 * (p / 4) + column + (p & 1)];
-      query_grad[p] *= query_factor[(p >> 1) & 1] * column_norm;
-      key_grad[p] *= key_factor[(p >> 1) & 1] * column_norm;
+        for (int p = 0; p < 32; ++p) {
+          const float column_norm = shared.norms[0][8 * (p / 4) + column + (p & 1)];
+          query_grad[p] *= query_factor[(p >> 1) & 1] * column_norm;
+          key_grad[p] *= key_factor[(p >> 1) & 1] * column_norm;
+        }
+        pack(pairs, query_grad);
+        store_rows(staging, pairs, thread);
+        pack(pairs, key_grad);
+        store_rows(staging + kTile, pairs, thread);
+        fence_async_proxy();
+      }
+      named_barrier(kConsumerBarrier,
+                    kConsumers * kWarpgroup);  // the sums are written, after the last head staging too
+      if (warp == 0) {                         // which has the fewest pairs
+        finish_gates(backward, sums, shared, {gate_pair.x, gate_pair.y}, {beta_pair.x, beta_pair.y}, last_gate, item,
+                     item.key_head * heads + i, lane);
+      }
     }
-    uint32_t pairs[4][4];
-    pack(pairs, query_grad);
-    store_rows(staging, pairs, thread);
-    pack(pairs, key_grad);
-    store_rows(staging + kTile, pairs, thread);
-    fence_async_proxy();
-    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // staging is written
     barrier_arrive(shared_address(&shared.keys_empty));
   }
 }
@@ -404,8 +414,6 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       const float* gates = shared.gates[error_slot][0];
       const float* betas = shared.gates[error_slot][1];
       const float last_gate = gates[kChunk - 1];
-      const float2 gate_pair = *reinterpret_cast<const float2*>(gates + 2 * lane);  // for finish_gates
-      const float2 beta_pair = *reinterpret_cast<const float2*>(betas + 2 * lane);
       float decay[2], write_factor[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -417,18 +425,17 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       const int state_slots[2] = {slots.wait(kState), slots.wait(kState + 1)};
       fence_async_proxy();
 
-      // d [64, 64] = a state: `a` and the state lie in two slots of V halves each; the dots of its rows with those of
-      // `tile` go to `dots`; then grad += factor d.
-      const auto add_dims = [&](float(&grad)[32], int a, const int(&states)[2], uint32_t tile, float* dots, float first,
-                                float second) {
+      // d [64, 64] = a state: `a` and the state lie in slots of two V halves; the dots of its rows with those of `tile`
+      // go to `dots`; then grad += factor d.
+      const auto add_dims = [&](float(&grad)[32], int a, int state_0, int state_1, uint32_t tile, float* dots,
+                                float first, float second) {
         float product[32];
         uint32_t rows[4][4];
         mma_fence();
-#pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          multiply_state_half(product, shared_address(shared.slots[a]) + v * kTile,
-                              shared_address(shared.slots[states[v]]) + half * kTile, v > 0);
-        }
+        multiply_state_half(product, shared_address(shared.slots[a]),
+                            shared_address(shared.slots[state_0]) + half * kTile, false);
+        multiply_state_half(product, shared_address(shared.slots[a]) + kTile,
+                            shared_address(shared.slots[state_1]) + half * kTile, true);
         mma_commit();
         load_rows(rows, tile, thread);
         mma_wait<0>();
@@ -437,47 +444,46 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
 #pragma unroll
         for (int p = 0; p < 32; ++p) grad[p] += ((p >> 1) & 1 ? second : first) * product[p];
       };
-      add_dims(q_grad, out_grad_slot, state_slots, q_tile, sums.read[half], params.scale * decay[0] * q_norm[0],
-               params.scale * decay[1] * q_norm[1]);
-      add_dims(k_grad, value_grad_slot, state_slots, k_tile, sums.predict[half], -decay[0] * k_norm[0],
-               -decay[1] * k_norm[1]);
-
+      add_dims(q_grad, out_grad_slot, state_slots[0], state_slots[1], q_tile, sums.read[half],
+               params.scale * decay[0] * q_norm[0], params.scale * decay[1] * q_norm[1]);
       slots.release_unread(kOutGrad);
-      slots.release_unread(kValueGrad);
-
-      const int state_grad_slots[2] = {slots.wait(kStateGrad), slots.wait(kStateGrad + 1)};
-      fence_async_proxy();
-      add_dims(k_grad, error_slot, state_grad_slots, k_tile, sums.write[half], write_factor[0], write_factor[1]);
-      float states = 0.f;  // this half of <S, dS'>
+      // J, then F: one body, as the instruction cache is short of room.
+#pragma unroll 1
+      for (int part = 0; part < 2; ++part) {
+        const bool write = part == 1;
+        const int states[2] = {slots.wait(write ? kStateGrad : kState), slots.wait((write ? kStateGrad : kState) + 1)};
+        fence_async_proxy();
+        add_dims(k_grad, write ? error_slot : value_grad_slot, states[0], states[1], k_tile,
+                 write ? sums.write[half] : sums.predict[half], write ? write_factor[0] : -decay[0] * k_norm[0],
+                 write ? write_factor[1] : -decay[1] * k_norm[1]);
+        if (!write) slots.release_unread(kValueGrad);
+      }
+      {
+        // <S, dS'> over one V half: the trace of S^T dS'.
+        const uint32_t state = shared_address(shared.slots[slots.wait(kState + half)]);
+        const uint32_t state_grad = shared_address(shared.slots[slots.wait(kStateGrad + half)]);
+        float product[32];  // [64 v, 64 v]
+        mma_fence();
+        multiply_rows(product, state, state_grad);
+        mma_commit();
+        mma_wait<0>();
+        pin(product);
+        float trace = 0.f;
 #pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        const uint8_t* a = shared.slots[state_slots[v]] + half * kTile;
-        const uint8_t* b = shared.slots[state_grad_slots[v]] + half * kTile;
-#pragma unroll
-        for (int at = thread * 16; at < static_cast<int>(kTile); at += kWarpgroup * 16) {
-          const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
-          const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float2 left = unpack(xs[e]), right = unpack(ys[e]);
-            states += left.x * right.x + left.y * right.y;
-          }
+        for (int j = 0; j < 8; ++j) {
+          if (j / 2 == warp) trace += lane & 4 ? product[4 * j + 2 * (j & 1) + 1] : product[4 * j + 2 * (j & 1)];
         }
-      }
+        if (lane % 4 != lane / 8) trace = 0.f;  // not on the diagonal
 #pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) states += __shfl_xor_sync(~0u, states, mask);
-      if (lane == 0) sums.states[half][warp] = states;
-      slots.release(kError);
-      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release(slot);
-
-      named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // the sums are written
-      if (half == 0 && warp == i % 4) {
-        finish_gates(backward, sums, shared, {gate_pair.x, gate_pair.y}, {beta_pair.x, beta_pair.y}, last_gate, item,
-                     item.key_head * heads + i, lane);
+        for (int mask = 16; mask > 0; mask /= 2) trace += __shfl_xor_sync(~0u, trace, mask);
+        if (lane == 0) sums.states[half][warp] = trace;
       }
+      slots.release(kError);
+      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);
+      named_barrier(kConsumerBarrier,
+                    kConsumers * kWarpgroup);  // the sums are written, after the last head staging too
     }
 
-    named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // staging is written
     const uint32_t query_scores = staging, key_scores = staging + kTile;
     mma_fence();
     add_product<Major::kSummedColumns>(q_grad, query_scores, k_tile);

@@ -209,17 +209,24 @@ __device__ inline void store_state(float* memory, const float (&state)[64], int 
   }
 }
 
-// Multiplies the accumulator [64 v, 64 t] by a factor of its column t.
-__device__ inline void scale_columns(float (&d)[32], const float* factor, int lane) {
+// A factor for each column t of an accumulator [64 v, 64 t]: those of this thread's columns. Loaded while products are
+// under way.
+struct ColumnFactors {
+  float2 value[8];
+  __device__ ColumnFactors(const float* factor, int lane) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(factor + 8 * j + 2 * (lane % 4));
-    d[4 * j] *= f.x;
-    d[4 * j + 1] *= f.y;
-    d[4 * j + 2] *= f.x;
-    d[4 * j + 3] *= f.y;
+    for (int j = 0; j < 8; ++j) value[j] = *reinterpret_cast<const float2*>(factor + 8 * j + 2 * (lane % 4));
   }
-}
+  __device__ void scale(float (&d)[32]) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      d[4 * j] *= value[j].x;
+      d[4 * j + 1] *= value[j].y;
+      d[4 * j + 2] *= value[j].x;
+      d[4 * j + 3] *= value[j].y;
+    }
+  }
+};
 
 // d [64 v, 64 t] (+)= state^T [64 v, 128 k] rows^T [128 k, 64 t], where `rows` are two tiles [64 t, 64 k].
 __device__ inline void multiply_state(float (&d)[32], const uint32_t (&state)[8][4], uint32_t rows) {
