@@ -65,14 +65,18 @@ constexpr const char* kBuiltIn = R"jinja(
 std::string content_text(const Json& content, std::size_t place) {
   if (content.is_null()) return {};
   if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) fail_data("messages[{}].content must be a string or a list of text parts, got {}", place, content.type_name());
+  if (!content.is_array())
+    fail_data("messages[{}].content must be a string or a list of text parts, got {}", place, content.type_name());
   std::string text;
   for (std::size_t i = 0; i < content.size(); ++i) {
     const auto& part = content[i];
-    const auto type = part.is_object() && part.contains("type") && part["type"].is_string() ? part["type"].get<std::string>() : "";
+    const auto type =
+        part.is_object() && part.contains("type") && part["type"].is_string() ? part["type"].get<std::string>() : "";
     if (type != "text" || !part.contains("text") || !part["text"].is_string()) {
-      fail_data("messages[{}].content[{}] must be {{\"type\": \"text\", \"text\": ...}}, got {}; images and other media are not supported",
-                place, i, type.empty() ? std::string(part.type_name()) + " without a type" : "type \"" + type + "\"");
+      fail_data(
+          "messages[{}].content[{}] must be {{\"type\": \"text\", \"text\": ...}}, got {}; images and other media are "
+          "not supported",
+          place, i, type.empty() ? std::string(part.type_name()) + " without a type" : "type \"" + type + "\"");
     }
     text += part["text"].get<std::string>();
   }
@@ -92,12 +96,15 @@ void check_tool_calls(Json& message, std::size_t place, bool parse_arguments) {
     const auto arguments = function->find("arguments");
     if (arguments == function->end()) fail_data("messages[{}].tool_calls[{}] has no arguments", place, i);
     if (!arguments->is_string() && !arguments->is_object()) {
-      fail_data("messages[{}].tool_calls[{}]: arguments must be an object or a string, got {}", place, i, arguments->type_name());
+      fail_data("messages[{}].tool_calls[{}]: arguments must be an object or a string, got {}", place, i,
+                arguments->type_name());
     }
     if (arguments->is_string() && parse_arguments) {
       auto parsed = Json::parse(arguments->get_ref<const std::string&>(), nullptr, false);
       if (!parsed.is_object()) {
-        fail_data("messages[{}].tool_calls[{}]: arguments must be a JSON object: the chat template writes them one by one", place, i);
+        fail_data(
+            "messages[{}].tool_calls[{}]: arguments must be a JSON object: the chat template writes them one by one",
+            place, i);
       }
       *arguments = std::move(parsed);
     }
@@ -116,12 +123,14 @@ jinja::Value message_value(const Json& given, std::size_t place, bool parse_argu
   auto message = given;
   if (name == "developer") message["role"] = "system";
   const bool may_lack_content = name == "assistant";
-  if (!may_lack_content && (!given.contains("content") || given["content"].is_null())) fail_data("messages[{}] ({}) has no content", place, name);
+  if (!may_lack_content && (!given.contains("content") || given["content"].is_null()))
+    fail_data("messages[{}] ({}) has no content", place, name);
   message["content"] = content_text(given.contains("content") ? given["content"] : Json(), place);
-  for (const auto* key : {"reasoning_content", "thinking", "reasoning"}) {   // in this order, as transformers reads them
+  for (const auto* key : {"reasoning_content", "thinking", "reasoning"}) {  // in this order, as transformers reads them
     const auto reasoning = given.find(key);
     if (reasoning == given.end() || reasoning->is_null()) continue;
-    if (!reasoning->is_string()) fail_data("messages[{}].{} must be a string, got {}", place, key, reasoning->type_name());
+    if (!reasoning->is_string())
+      fail_data("messages[{}].{} must be a string, got {}", place, key, reasoning->type_name());
     if (!message.contains("thinking")) message["thinking"] = *reasoning;
     message["reasoning_content"] = *reasoning;
     break;
@@ -135,7 +144,8 @@ jinja::Value message_value(const Json& given, std::size_t place, bool parse_argu
 
 Json tool_list(const Json& tools) {
   const auto parsed = tools.is_string() ? Json::parse(tools.get_ref<const std::string&>(), nullptr, false) : tools;
-  const bool is_list = parsed.is_array() && std::all_of(parsed.begin(), parsed.end(), [](const Json& tool) { return tool.is_object(); });
+  const bool is_list =
+      parsed.is_array() && std::all_of(parsed.begin(), parsed.end(), [](const Json& tool) { return tool.is_object(); });
   if (!parsed.is_null() && !is_list) fail_data("tools must be a list of objects, or a string with such a list in JSON");
   return parsed;
 }
@@ -143,7 +153,8 @@ Json tool_list(const Json& tools) {
 // bos_token, eos_token and the like of a tokenizer_config.json; each is a string or {"content": string}.
 std::vector<std::pair<std::string, std::string>> special_tokens_of(const Json& config) {
   std::vector<std::pair<std::string, std::string>> tokens;
-  for (const auto* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+  for (const auto* name :
+       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
     const auto token = config.find(name);
     if (token == config.end()) continue;
     if (token->is_string()) tokens.emplace_back(name, token->get<std::string>());
@@ -161,7 +172,8 @@ std::optional<std::string> template_of(const Json& config, const fs::path& path)
   if (given->is_string()) return given->get<std::string>();
   if (given->is_array()) {
     for (const auto& named : *given) {
-      if (named.is_object() && named.value("name", "") == "default" && named.contains("template") && named["template"].is_string()) {
+      if (named.is_object() && named.value("name", "") == "default" && named.contains("template") &&
+          named["template"].is_string()) {
         return named["template"].get<std::string>();
       }
     }
@@ -184,26 +196,29 @@ ChatTemplate ChatTemplate::load(const fs::path& model_folder, const std::optiona
     const auto path = file.value_or(own_file);
     return {read_file(path, kMaxConfigBytes), path.string(), special_tokens};
   }
-  if (auto source = template_of(config, config_path)) return {std::move(*source), config_path.string() + " chat_template", special_tokens};
+  if (auto source = template_of(config, config_path))
+    return {std::move(*source), config_path.string() + " chat_template", special_tokens};
   return built_in();
 }
 
 ChatTemplate ChatTemplate::built_in() { return {kBuiltIn, "built-in chat template"}; }
 
-ChatTemplate::ChatTemplate(std::string source, std::string name, const std::vector<std::pair<std::string, std::string>>& special_tokens)
+ChatTemplate::ChatTemplate(std::string source, std::string name,
+                           const std::vector<std::pair<std::string, std::string>>& special_tokens)
     : template_(std::move(source), std::move(name)) {
   for (const auto& [key, token] : special_tokens) {
     special_tokens_.set(jinja::Text(key, jinja::Origin::kTemplate), jinja::Text(token, jinja::Origin::kTemplate));
   }
-  // Files carry the arguments of tool calls as objects or, as OpenAI's interface does, as JSON in a string. Some templates take
-  // both; others fail on a string, or quote it once more. A trial tells.
+  // Files carry the arguments of tool calls as objects or, as OpenAI's interface does, as JSON in a string. Some
+  // templates take both; others fail on a string, or quote it once more. A trial tells.
   const auto try_with = [&](Json arguments) -> std::optional<std::string> {
     Json call = {{"type", "function"}, {"function", {{"name", "f"}, {"arguments", std::move(arguments)}}}};
-    Json messages = {{{"role", "user"}, {"content", "q"}}, {{"role", "assistant"}, {"content", ""}, {"tool_calls", Json::array({call})}}};
+    Json messages = {{{"role", "user"}, {"content", "q"}},
+                     {{"role", "assistant"}, {"content", ""}, {"tool_calls", Json::array({call})}}};
     try {
       return render({messages, nullptr, nullptr}, {}).text.str();
     } catch (const Error&) {
-      return std::nullopt;   // a template may take no tool calls at all
+      return std::nullopt;  // a template may take no tool calls at all
     }
   };
   const auto with_string = try_with(R"({"a": 1})");
@@ -212,12 +227,14 @@ ChatTemplate::ChatTemplate(std::string source, std::string name, const std::vect
 }
 
 jinja::Output ChatTemplate::render(const Chat& chat, const ChatOptions& options) const {
-  if (!chat.messages.is_array() || chat.messages.empty()) fail_data("messages must be a list with at least one message");
+  if (!chat.messages.is_array() || chat.messages.empty())
+    fail_data("messages must be a list with at least one message");
   const auto key = [](std::string_view name) { return jinja::Text(name, jinja::Origin::kTemplate); };
   auto variables = special_tokens_;
   try {
     std::vector<jinja::Value> messages;
-    for (std::size_t i = 0; i < chat.messages.size(); ++i) messages.push_back(message_value(chat.messages[i], i, parse_arguments_));
+    for (std::size_t i = 0; i < chat.messages.size(); ++i)
+      messages.push_back(message_value(chat.messages[i], i, parse_arguments_));
     variables.set(key("messages"), jinja::List(std::move(messages)));
     variables.set(key("tools"), jinja::from_json(tool_list(chat.tools)));
     variables.set(key("documents"), jinja::None{});
@@ -231,12 +248,14 @@ jinja::Output ChatTemplate::render(const Chat& chat, const ChatOptions& options)
   return template_.render(variables);
 }
 
-ChatEncoder::ChatEncoder(Tokenizer tokenizer, SpecialTokens special) : tokenizer_(std::move(tokenizer)), special_(special) {
+ChatEncoder::ChatEncoder(Tokenizer tokenizer, SpecialTokens special)
+    : tokenizer_(std::move(tokenizer)), special_(special) {
   for (TokenId id = 0; id < tokenizer_.vocab_size(); ++id) {
     if (tokenizer_.is_special(id)) controls_.emplace_back(tokenizer_.id_to_token(id), id);
   }
   for (const auto& control : controls_) begins_control_[static_cast<unsigned char>(control.first[0])] = true;
-  std::stable_sort(controls_.begin(), controls_.end(), [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  std::stable_sort(controls_.begin(), controls_.end(),
+                   [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
 }
 
 // The size of the longest control token that stands at `byte`; 0 if there is none.
@@ -254,7 +273,7 @@ std::size_t ChatEncoder::control_at(const std::string& text, std::size_t byte, T
 EncodedText ChatEncoder::encode(const jinja::Text& text) const {
   EncodedText encoded;
   const auto& bytes = text.str();
-  std::size_t begin = 0;   // of the text that is not encoded yet
+  std::size_t begin = 0;  // of the text that is not encoded yet
   const auto encode_until = [&](std::size_t end) {
     if (end == begin) return;
     encoded.pieces.push_back({begin, end, encoded.tokens.size(), false});
@@ -283,14 +302,17 @@ EncodedText ChatEncoder::encode(const jinja::Text& text) const {
   return encoded;
 }
 
-std::optional<std::size_t> ChatEncoder::tokens_before(const jinja::Text& text, const EncodedText& encoded, std::size_t byte) const {
+std::optional<std::size_t> ChatEncoder::tokens_before(const jinja::Text& text, const EncodedText& encoded,
+                                                      std::size_t byte) const {
   for (const auto& piece : encoded.pieces) {
     if (byte <= piece.begin) return piece.first_token;
     if (byte >= piece.end) continue;
     if (piece.is_control) return std::nullopt;
-    const auto prefix = tokenizer_.encode(std::string_view(text.str()).substr(piece.begin, byte - piece.begin), SpecialTokens::kLiteral);
+    const auto prefix = tokenizer_.encode(std::string_view(text.str()).substr(piece.begin, byte - piece.begin),
+                                          SpecialTokens::kLiteral);
     if (piece.first_token + prefix.size() > encoded.tokens.size()) return std::nullopt;
-    const bool agrees = std::equal(prefix.begin(), prefix.end(), encoded.tokens.begin() + static_cast<std::ptrdiff_t>(piece.first_token));
+    const bool agrees = std::equal(prefix.begin(), prefix.end(),
+                                   encoded.tokens.begin() + static_cast<std::ptrdiff_t>(piece.first_token));
     if (!agrees) return std::nullopt;
     return piece.first_token + prefix.size();
   }

@@ -12,7 +12,8 @@ namespace {
 Sample piece(const Sample& sample, std::size_t begin, std::size_t size) {
   const auto cut = [&](const auto& values) {
     const auto first = values.begin() + static_cast<std::ptrdiff_t>(begin);
-    return std::decay_t<decltype(values)>(first, first + static_cast<std::ptrdiff_t>(std::min(size, values.size() - begin)));
+    return std::decay_t<decltype(values)>(first,
+                                          first + static_cast<std::ptrdiff_t>(std::min(size, values.size() - begin)));
   };
   return {cut(sample.tokens), cut(sample.loss_mask), sample.place, 0};
 }
@@ -26,7 +27,8 @@ void Dataset::add(Sample sample) {
   samples_.push_back(std::move(sample));
 }
 
-Dataset Dataset::load(const std::vector<std::filesystem::path>& files, const SampleMaker& maker, const DatasetOptions& options) {
+Dataset Dataset::load(const std::vector<std::filesystem::path>& files, const SampleMaker& maker,
+                      const DatasetOptions& options) {
   if (options.max_tokens < 2) fail_usage("a sample needs at least 2 tokens, and max_tokens is {}", options.max_tokens);
   const auto max_tokens = static_cast<std::size_t>(options.max_tokens);
   Dataset dataset;
@@ -51,10 +53,12 @@ Dataset Dataset::load(const std::vector<std::filesystem::path>& files, const Sam
       counts.untrained += trained ? 0 : 1;
     });
   }
-  if (counts.records == 0) fail_data("{}: no record found", files.empty() ? "no data file given" : files.front().string());
+  if (counts.records == 0)
+    fail_data("{}: no record found", files.empty() ? "no data file given" : files.front().string());
   const auto lines = dataset.summary(options);
   if (counts.samples == 0) {
-    fail_data("{}: no sample is left to train on: {}", files.front().string(), fmt::join(lines.begin() + 1, lines.end(), "; "));
+    fail_data("{}: no sample is left to train on: {}", files.front().string(),
+              fmt::join(lines.begin() + 1, lines.end(), "; "));
   }
   for (const auto& line : lines) log_info("{}", line);
   return dataset;
@@ -62,19 +66,22 @@ Dataset Dataset::load(const std::vector<std::filesystem::path>& files, const Sam
 
 std::vector<std::string> Dataset::summary(const DatasetOptions& options) const {
   const auto& c = counts_;
-  std::vector<std::string> lines = {
-      fmt::format("data: {} samples of {} records, {} tokens, {} of them trained", c.samples, c.records, c.tokens, c.trained_tokens)};
+  std::vector<std::string> lines = {fmt::format("data: {} samples of {} records, {} tokens, {} of them trained",
+                                                c.samples, c.records, c.tokens, c.trained_tokens)};
   if (c.untrained > 0) {
-    lines.push_back(fmt::format("dropped {} of {} records: no token to train on within {} tokens", c.untrained, c.records, options.max_tokens));
+    lines.push_back(fmt::format("dropped {} of {} records: no token to train on within {} tokens", c.untrained,
+                                c.records, options.max_tokens));
   }
   if (c.over_long > 0) {
     static constexpr const char* kDone[] = {"truncated", "dropped", "split"};
-    lines.push_back(fmt::format("{} {} of {} records: longer than {} tokens", kDone[static_cast<int>(options.over_long)], c.over_long,
-                                c.records, options.max_tokens));
+    lines.push_back(fmt::format("{} {} of {} records: longer than {} tokens",
+                                kDone[static_cast<int>(options.over_long)], c.over_long, c.records,
+                                options.max_tokens));
   }
   if (c.literal_specials > 0) {
-    lines.push_back(fmt::format("{} of {} records hold text that looks like a control token (\"<|im_end|>\"); it stays text", c.literal_specials,
-                                c.records));
+    lines.push_back(
+        fmt::format("{} of {} records hold text that looks like a control token (\"<|im_end|>\"); it stays text",
+                    c.literal_specials, c.records));
   }
   return lines;
 }

@@ -10,7 +10,8 @@
 namespace sluice {
 namespace {
 
-// Large enough for best fit to leave little room, small enough that a window of short samples is a small part of an epoch.
+// Large enough for best fit to leave little room, small enough that a window of short samples is a small part of an
+// epoch.
 constexpr std::size_t kWindow = 4096;
 
 // SplitMix64 (Steele, Lea, Flood 2014): the n-th number is a hash of the state and n, so it is the same everywhere.
@@ -30,7 +31,8 @@ std::uint64_t below(std::uint64_t bound, std::uint64_t random) {
 // Fisher and Yates.
 template <typename T>
 void shuffle(std::vector<T>& values, std::uint64_t state) {
-  for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[below(i, split_mix(state + i * 0x9E3779B97F4A7C15U))]);
+  for (std::size_t i = values.size(); i > 1; --i)
+    std::swap(values[i - 1], values[below(i, split_mix(state + i * 0x9E3779B97F4A7C15U))]);
 }
 
 }  // namespace
@@ -65,15 +67,15 @@ std::vector<std::int64_t> shuffled(std::int64_t count, std::uint64_t seed, std::
   return order;
 }
 
-std::vector<std::vector<std::int64_t>> best_fit_packs(std::span<const std::int64_t> order, std::span<const std::int64_t> lengths,
-                                                      std::int64_t seq_len) {
+std::vector<std::vector<std::int64_t>> best_fit_packs(std::span<const std::int64_t> order,
+                                                      std::span<const std::int64_t> lengths, std::int64_t seq_len) {
   const auto length = [&](std::int64_t sample) { return lengths[static_cast<std::size_t>(sample)]; };
   std::vector<std::vector<std::int64_t>> packs;
   for (std::size_t begin = 0; begin < order.size(); begin += kWindow) {
     const auto window = order.subspan(begin, std::min(kWindow, order.size() - begin));
     std::vector<std::int64_t> longest_first(window.begin(), window.end());
     std::stable_sort(longest_first.begin(), longest_first.end(), [&](auto a, auto b) { return length(a) > length(b); });
-    std::set<std::pair<std::int64_t, std::size_t>> room;   // tokens that are free, and in which pack
+    std::set<std::pair<std::int64_t, std::size_t>> room;  // tokens that are free, and in which pack
     for (const auto sample : longest_first) {
       const auto place = room.lower_bound({length(sample), 0});
       std::size_t pack = packs.size();
@@ -91,7 +93,9 @@ std::vector<std::vector<std::int64_t>> best_fit_packs(std::span<const std::int64
   return packs;
 }
 
-void to_json(nlohmann::json& json, const DataPosition& position) { json = {{"epoch", position.epoch}, {"index", position.index}}; }
+void to_json(nlohmann::json& json, const DataPosition& position) {
+  json = {{"epoch", position.epoch}, {"index", position.index}};
+}
 
 void from_json(const nlohmann::json& json, DataPosition& position) {
   const auto read = [&](const char* key) {
@@ -104,7 +108,8 @@ void from_json(const nlohmann::json& json, DataPosition& position) {
   position = {read("epoch"), read("index")};
 }
 
-BatchStream::BatchStream(const std::vector<Sample>& dataset, const StreamOptions& options) : dataset_(dataset), options_(options) {
+BatchStream::BatchStream(const std::vector<Sample>& dataset, const StreamOptions& options)
+    : dataset_(dataset), options_(options) {
   if (dataset.empty()) fail_usage("a stream of batches needs at least one sample");
   if (options.seq_len < 1 || options.tokens_per_step < 1) {
     fail_usage("seq_len ({}) and tokens_per_step ({}) must be at least 1", options.seq_len, options.tokens_per_step);
@@ -112,8 +117,8 @@ BatchStream::BatchStream(const std::vector<Sample>& dataset, const StreamOptions
   for (const auto& sample : dataset) {
     lengths_.push_back(std::ssize(sample.tokens));
     if (lengths_.back() > options.seq_len) {
-      fail_usage("{}: the sample has {} tokens and seq_len is {}; load the data with max_tokens = seq_len", sample.place, lengths_.back(),
-                 options.seq_len);
+      fail_usage("{}: the sample has {} tokens and seq_len is {}; load the data with max_tokens = seq_len",
+                 sample.place, lengths_.back(), options.seq_len);
     }
   }
   packs_ = packs_of(0);
@@ -138,7 +143,8 @@ std::size_t BatchStream::step_end(const Packs& packs, std::size_t begin) const {
   for (; end < packs.size(); ++end) {
     std::int64_t size = 0;
     for (const auto sample : packs[end]) size += lengths_[static_cast<std::size_t>(sample)];
-    if (end > begin && tokens + size / 2 >= options_.tokens_per_step) break;   // without it the step is nearer to its size
+    if (end > begin && tokens + size / 2 >= options_.tokens_per_step)
+      break;  // without it the step is nearer to its size
     tokens += size;
   }
   return end;
@@ -161,8 +167,11 @@ std::vector<PackedBatch> BatchStream::next() {
 void BatchStream::restore(const DataPosition& position) {
   auto packs = packs_of(position.epoch);
   if (position.epoch < 0 || position.index < 0 || position.index >= std::ssize(packs)) {
-    fail_data("cannot go on at pack {} of epoch {}: this dataset has {} packs an epoch. The data, seq_len or packing changed since the "
-              "checkpoint", position.index, position.epoch, packs.size());
+    fail_data(
+        "cannot go on at pack {} of epoch {}: this dataset has {} packs an epoch. The data, seq_len or packing changed "
+        "since the "
+        "checkpoint",
+        position.index, position.epoch, packs.size());
   }
   position_ = position;
   packs_ = std::move(packs);

@@ -14,9 +14,9 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = std::size_t{64} << 20;
-constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 30;   // of a .json file, which is held as a whole
+constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 30;  // of a .json file, which is held as a whole
 constexpr int kMaxNesting = 200;
-constexpr int kMaxKeys = 1024;   // of one object: a key is looked up by going through them
+constexpr int kMaxKeys = 1024;  // of one object: a key is looked up by going through them
 
 std::string_view without_byte_order_mark(std::string_view text) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
@@ -24,12 +24,13 @@ std::string_view without_byte_order_mark(std::string_view text) {
 }
 
 Json parse(std::string_view text, const std::string& place) {
-  std::vector<int> keys;   // of the objects that are open
+  std::vector<int> keys;  // of the objects that are open
   const auto check = [&](int depth, Json::parse_event_t event, Json&) {
     if (depth > kMaxNesting) fail_data("{}: JSON nested more than {} deep", place, kMaxNesting);
     if (event == Json::parse_event_t::object_start) keys.push_back(0);
     if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && ++keys.back() > kMaxKeys) fail_data("{}: an object with more than {} keys", place, kMaxKeys);
+    if (event == Json::parse_event_t::key && ++keys.back() > kMaxKeys)
+      fail_data("{}: an object with more than {} keys", place, kMaxKeys);
     return true;
   };
   try {
@@ -44,7 +45,9 @@ Json parse(std::string_view text, const std::string& place) {
 void read_array(const fs::path& file, const std::function<void(Record)>& use) {
   const auto text = read_file(file, kMaxFileBytes);
   auto array = parse(without_byte_order_mark(text), file.string());
-  if (!array.is_array()) fail_data("{}: expected an array of records, got {}; one record a line is .jsonl", file.string(), array.type_name());
+  if (!array.is_array())
+    fail_data("{}: expected an array of records, got {}; one record a line is .jsonl", file.string(),
+              array.type_name());
   for (std::size_t i = 0; i < array.size(); ++i) {
     const auto place = fmt::format("{}: record {}", file.string(), i + 1);
     if (!array[i].is_object()) fail_data("{}: expected an object, got {}", place, array[i].type_name());
@@ -63,7 +66,8 @@ void read_records(const fs::path& file, const std::function<void(Record)>& use) 
     rest.remove_prefix(std::min(line.size() + 1, rest.size()));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const auto place = fmt::format("{}:{}", file.string(), number);
-    if (line.size() > kMaxRecordBytes) fail_data("{}: the line has {} bytes; at most {} are read", place, line.size(), kMaxRecordBytes);
+    if (line.size() > kMaxRecordBytes)
+      fail_data("{}: the line has {} bytes; at most {} are read", place, line.size(), kMaxRecordBytes);
     auto json = parse(line, place);
     if (!json.is_object()) fail_data("{}: expected a JSON object, got {}", place, json.type_name());
     use({std::move(json), place, number});

@@ -55,7 +55,9 @@ std::vector<TokenId> token_list(const Json& list, const char* key, const Tokeniz
 
 Sample SampleMaker::make(const Record& record) const {
   const auto& json = record.json;
-  const auto chat = [&](Json messages) { return Chat{std::move(messages), get(json, "tools"), get(json, "chat_template_kwargs")}; };
+  const auto chat = [&](Json messages) {
+    return Chat{std::move(messages), get(json, "tools"), get(json, "chat_template_kwargs")};
+  };
   try {
     Sample sample;
     if (const auto* messages = find(json, "messages")) {
@@ -77,11 +79,13 @@ Sample SampleMaker::make(const Record& record) const {
       sample = from_tokens(json, find(json, "tokens") ? "tokens" : "input_ids");
     } else {
       fail_data("a record needs messages, prompt and completion, text, tokens or input_ids; this one has: {}",
-                fmt::join([&] {
-                  std::vector<std::string> keys;
-                  for (const auto& item : json.items()) keys.push_back(item.key());
-                  return keys;
-                }(), ", "));
+                fmt::join(
+                    [&] {
+                      std::vector<std::string> keys;
+                      for (const auto& item : json.items()) keys.push_back(item.key());
+                      return keys;
+                    }(),
+                    ", "));
     }
     sample.place = record.place;
     return sample;
@@ -108,14 +112,16 @@ Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained
   const ChatOptions whole_options{false, options_.enable_thinking};
   const ChatOptions prompt_options{true, options_.enable_thinking};
   const auto last_trained = std::find(trained.rbegin(), trained.rend(), true);
-  const auto kept = static_cast<std::size_t>(trained.rend() - last_trained);   // messages up to the last trained one
+  const auto kept = static_cast<std::size_t>(trained.rend() - last_trained);  // messages up to the last trained one
   const bool train_all = options_.loss_on == LossOn::kAll;
 
   auto shortened = chat;
-  if (!train_all && kept > 0) shortened.messages.erase(shortened.messages.begin() + static_cast<std::ptrdiff_t>(kept), shortened.messages.end());
+  if (!train_all && kept > 0)
+    shortened.messages.erase(shortened.messages.begin() + static_cast<std::ptrdiff_t>(kept), shortened.messages.end());
   const auto whole = template_.render(shortened, whole_options);
   const auto encoded = encoder_.encode(whole.text);
-  Sample sample{encoded.tokens, std::vector<std::uint8_t>(encoded.tokens.size(), train_all ? 1 : 0), "", encoded.literal_specials};
+  Sample sample{encoded.tokens, std::vector<std::uint8_t>(encoded.tokens.size(), train_all ? 1 : 0), "",
+                encoded.literal_specials};
   if (train_all || kept == 0) return sample;
 
   const auto last = kept - 1;
@@ -124,10 +130,13 @@ Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained
     const jinja::MessageBlock* found = nullptr;
     for (const auto& block : whole.blocks) {
       if (block.message != static_cast<int>(message)) continue;
-      if (found) fail_data("{} writes messages[{}] at two places: which one to train is unclear", template_.name(), message);
+      if (found)
+        fail_data("{} writes messages[{}] at two places: which one to train is unclear", template_.name(), message);
       found = &block;
     }
-    if (!found) fail_data("{} does not write messages[{}] in a loop over the messages, so its place is unknown", template_.name(), message);
+    if (!found)
+      fail_data("{} does not write messages[{}] in a loop over the messages, so its place is unknown", template_.name(),
+                message);
     return *found;
   };
 
@@ -136,26 +145,35 @@ Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained
   const auto prompt = template_.render(before, prompt_options);
   const auto last_block = block_of(last);
   const auto prompt_size = prompt.text.size();
-  if (!whole.text.str().starts_with(prompt.text.str()) || prompt_size < last_block.begin || prompt_size > last_block.end) {
-    const auto differs = std::mismatch(prompt.text.str().begin(), prompt.text.str().end(), whole.text.str().begin(), whole.text.str().end());
+  if (!whole.text.str().starts_with(prompt.text.str()) || prompt_size < last_block.begin ||
+      prompt_size > last_block.end) {
+    const auto differs = std::mismatch(prompt.text.str().begin(), prompt.text.str().end(), whole.text.str().begin(),
+                                       whole.text.str().end());
     const auto from = static_cast<std::size_t>(differs.first - prompt.text.str().begin());
-    fail_data("the prompt of messages[{}] with generation prompt is not the beginning of the whole conversation: {} writes {} there, and {} with "
-              "the turn behind it. Set enable_thinking to what the turn shows, or use a template that keeps them equal",
-              last, template_.name(), Json(prompt.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace),
-              Json(whole.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace));
+    fail_data(
+        "the prompt of messages[{}] with generation prompt is not the beginning of the whole conversation: {} writes "
+        "{} there, and {} with "
+        "the turn behind it. Set enable_thinking to what the turn shows, or use a template that keeps them equal",
+        last, template_.name(),
+        Json(prompt.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace),
+        Json(whole.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace));
   }
   const auto start_of_last = encoder_.tokens_before(whole.text, encoded, prompt_size);
   if (!start_of_last) {
-    fail_data("the tokens of the prompt of messages[{}] are not a prefix of those of the whole conversation: its first characters join "
-              "those of the generation prompt, {}. Set enable_thinking to what the turn shows, or strip the turn's leading white space",
-              last, Json(prompt.text.str().substr(last_block.begin)).dump(-1, ' ', false, Json::error_handler_t::replace));
+    fail_data(
+        "the tokens of the prompt of messages[{}] are not a prefix of those of the whole conversation: its first "
+        "characters join "
+        "those of the generation prompt, {}. Set enable_thinking to what the turn shows, or strip the turn's leading "
+        "white space",
+        last, Json(prompt.text.str().substr(last_block.begin)).dump(-1, ' ', false, Json::error_handler_t::replace));
   }
   const auto token_at = [&](std::size_t byte, std::size_t message) {
     const auto count = encoder_.tokens_before(whole.text, encoded, byte);
-    if (!count) fail_data("{} writes messages[{}] so that one token belongs to two messages", template_.name(), message);
+    if (!count)
+      fail_data("{} writes messages[{}] so that one token belongs to two messages", template_.name(), message);
     return *count;
   };
-  const auto header = token_at(last_block.begin, last);   // first token of the generation prompt
+  const auto header = token_at(last_block.begin, last);  // first token of the generation prompt
 
   for (std::size_t i = 0; i < kept; ++i) {
     if (!trained[i]) continue;
@@ -168,14 +186,19 @@ Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained
     auto start = token_at(block.begin, i);
     const auto end = token_at(end_byte, i);
     if (end == start || !encoder_.tokenizer().is_special(encoded.tokens[end - 1])) {
-      fail_data("{} does not end messages[{}] with a control token, so the model would not learn to stop", template_.name(), i);
+      fail_data("{} does not end messages[{}] with a control token, so the model would not learn to stop",
+                template_.name(), i);
     }
     const auto first = start;
-    for (auto of_header = header; of_header < *start_of_last && start < end && encoded.tokens[start] == encoded.tokens[of_header]; ++of_header) {
+    for (auto of_header = header;
+         of_header < *start_of_last && start < end && encoded.tokens[start] == encoded.tokens[of_header]; ++of_header) {
       ++start;
     }
-    if (start == first) fail_data("{} does not begin messages[{}] as it begins messages[{}], so its header is unknown", template_.name(), i, last);
-    std::fill(sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(start), sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(end), 1);
+    if (start == first)
+      fail_data("{} does not begin messages[{}] as it begins messages[{}], so its header is unknown", template_.name(),
+                i, last);
+    std::fill(sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(start),
+              sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(end), 1);
   }
   return sample;
 }
@@ -190,7 +213,10 @@ void SampleMaker::append(Sample& sample, const std::string& text, bool trained) 
 // The end token, trained, unless the text brought it along.
 void SampleMaker::append_end(Sample& sample) const {
   const auto end = encoder_.tokenizer().eos_id();
-  if (!end) fail_data("the tokenizer names no end token (eos_token in tokenizer_config.json), which prompt and completion or text need");
+  if (!end)
+    fail_data(
+        "the tokenizer names no end token (eos_token in tokenizer_config.json), which prompt and completion or text "
+        "need");
   if (!sample.tokens.empty() && sample.tokens.back() == *end) return;
   sample.tokens.push_back(*end);
   sample.loss_mask.push_back(1);
@@ -201,7 +227,8 @@ Sample SampleMaker::from_prompt(const Json& record) const {
   const auto prompt = get(record, "prompt");
   const auto completion = get(record, "completion");
   if (!prompt.is_string() || !completion.is_string()) {
-    fail_data("prompt and completion must be two strings or two lists of messages, got {} and {}", prompt.type_name(), completion.type_name());
+    fail_data("prompt and completion must be two strings or two lists of messages, got {} and {}", prompt.type_name(),
+              completion.type_name());
   }
   Sample sample;
   append(sample, prompt.get<std::string>(), options_.loss_on == LossOn::kAll);
@@ -231,7 +258,8 @@ Sample SampleMaker::from_tokens(const Json& record, const char* key) const {
     for (std::size_t i = 0; i < sample.tokens.size(); ++i) {
       sample.loss_mask[i] = (*labels)[i] == -100 ? 0 : 1;
       if (sample.loss_mask[i] && (*labels)[i] != sample.tokens[i]) {
-        fail_data("labels[{}] must be -100 or equal {}[{}], which is {}, got {}; labels are not shifted", i, key, i, sample.tokens[i], (*labels)[i].dump());
+        fail_data("labels[{}] must be -100 or equal {}[{}], which is {}, got {}; labels are not shifted", i, key, i,
+                  sample.tokens[i], (*labels)[i].dump());
       }
     }
   } else if (const auto* mask = find(record, "loss_mask")) {

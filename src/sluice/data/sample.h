@@ -5,16 +5,19 @@
 //   text                                       a string, all of it trained
 //   tokens or input_ids (+ labels or loss_mask)
 //
-// Which tokens of a conversation are trained: of each assistant's turn what the model would have said, that is, everything
-// behind the header up to and with the control token that ends the turn; not the header, nor what the template writes behind
-// that token. Places are known from the rendering itself: the interpreter reports which bytes the template's loop wrote for
-// which message, so nothing is searched and templates that strip earlier reasoning cannot shift a span.
+// Which tokens of a conversation are trained: of each assistant's turn what the model would have said, that is,
+// everything behind the header up to and with the control token that ends the turn; not the header, nor what the
+// template writes behind that token. Places are known from the rendering itself: the interpreter reports which bytes
+// the template's loop wrote for which message, so nothing is searched and templates that strip earlier reasoning cannot
+// shift a span.
 //   - Of the last trained turn: the rendering of what comes before it, with generation prompt, must be a prefix of the
-//     rendering of the whole, in bytes and in tokens, and the span starts right behind. Otherwise the model would be trained
-//     behind a prompt that it never gets when sampled; that is an error.
-//   - Of an earlier turn: the span starts where the turn's tokens, in the final rendering, stop to agree with those of the
+//     rendering of the whole, in bytes and in tokens, and the span starts right behind. Otherwise the model would be
+//     trained behind a prompt that it never gets when sampled; that is an error.
+//   - Of an earlier turn: the span starts where the turn's tokens, in the final rendering, stop to agree with those of
+//   the
 //     generation prompt. (A template may drop that prompt's "<think>" from past turns.)
-// Messages behind the last trained turn are left out: nothing is learned from them, and they could change how it is rendered.
+// Messages behind the last trained turn are left out: nothing is learned from them, and they could change how it is
+// rendered.
 #pragma once
 
 #include <cstdint>
@@ -30,23 +33,23 @@ namespace sluice {
 
 struct Sample {
   std::vector<TokenId> tokens;
-  std::vector<std::uint8_t> loss_mask;   // [tokens] 1: the loss of predicting this token counts
-  std::string place;                     // of the record: "chats.jsonl:17"
-  std::int64_t literal_specials = 0;     // places that look like a control token and are text
+  std::vector<std::uint8_t> loss_mask;  // [tokens] 1: the loss of predicting this token counts
+  std::string place;                    // of the record: "chats.jsonl:17"
+  std::int64_t literal_specials = 0;    // places that look like a control token and are text
 
   // Tokens that the loss counts. The first token of a sample has nothing before it, so it is never a target.
   std::int64_t trained_tokens() const;
 };
 
 enum class LossOn {
-  kAssistant,   // every turn of the assistant; `train` or `weight` of a message (0 or 1) says otherwise
-  kLastTurn,    // only the assistant's last turn
-  kAll,         // every token
+  kAssistant,  // every turn of the assistant; `train` or `weight` of a message (0 or 1) says otherwise
+  kLastTurn,   // only the assistant's last turn
+  kAll,        // every token
 };
 
 struct SampleOptions {
   LossOn loss_on = LossOn::kAssistant;
-  SpecialTokens special = SpecialTokens::kLiteral;   // also for prompt, completion and text
+  SpecialTokens special = SpecialTokens::kLiteral;  // also for prompt, completion and text
   std::optional<bool> enable_thinking = std::nullopt;
 };
 
@@ -54,8 +57,8 @@ class SampleMaker {
  public:
   SampleMaker(Tokenizer tokenizer, ChatTemplate chat_template, const SampleOptions& options);
 
-  // Data error, with the record's place in front, if the record is malformed or its prompt is not a prefix of the whole. A
-  // sample without a trained token is returned as it is.
+  // Data error, with the record's place in front, if the record is malformed or its prompt is not a prefix of the
+  // whole. A sample without a trained token is returned as it is.
   Sample make(const Record& record) const;
 
   const Tokenizer& tokenizer() const { return encoder_.tokenizer(); }

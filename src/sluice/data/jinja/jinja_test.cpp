@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Python's jinja2 cannot be compared with: messages, limits, origins. tests/test_chat_template.py compares the language.
+// What Python's jinja2 cannot be compared with: messages, limits, origins. tests/test_chat_template.py compares the
+// language.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +43,8 @@ std::string marked(const Text& text) {
 TEST(JinjaError, NamesTemplateLineAndConstruct) {
   EXPECT_EQ(error_of("\n\n{% for x in y %}"), "t.jinja:3: 'for' is not closed by 'endfor'");
   EXPECT_EQ(error_of("\n{{ 1 + }}"), "t.jinja:2: expected an expression, got '}}'");
-  EXPECT_EQ(error_of("\n{% include 'x' %}"), "t.jinja:2: the statement 'include' is unknown, not supported, or closes nothing here");
+  EXPECT_EQ(error_of("\n{% include 'x' %}"),
+            "t.jinja:2: the statement 'include' is unknown, not supported, or closes nothing here");
   EXPECT_EQ(error_of("a\n{{ x.y }}"), "t.jinja:2: 'x' is undefined, so it has no 'y'");
   EXPECT_EQ(error_of("{{ 1 }}\n{{ 'a' | items }}"),
             "t.jinja:2: filter 'items' needs a mapping, got a string (arguments of a tool call given as a string?)");
@@ -54,14 +56,20 @@ TEST(JinjaError, NamesTemplateLineAndConstruct) {
 TEST(JinjaLimits, AnUntrustedTemplateEnds) {
   const Limits small{.steps = 10'000, .bytes = 10'000};
   EXPECT_THAT(error_of("{% for i in range(100000) %}{% endfor %}", "{}", small), HasSubstr("limit of steps"));
-  EXPECT_THAT(error_of("{% for i in range(300) %}{% for j in range(300) %}{% endfor %}{% endfor %}", "{}", small), HasSubstr("limit of steps"));
-  EXPECT_THAT(error_of("{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "{}", small),
-              HasSubstr("limit of bytes"));
+  EXPECT_THAT(error_of("{% for i in range(300) %}{% for j in range(300) %}{% endfor %}{% endfor %}", "{}", small),
+              HasSubstr("limit of steps"));
+  EXPECT_THAT(
+      error_of("{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "{}",
+               small),
+      HasSubstr("limit of bytes"));
   EXPECT_THAT(error_of("{{ 'x' * 1000000000000 }}", "{}", small), HasSubstr("limit of bytes"));
-  EXPECT_THAT(error_of("{{ s.replace('a', s) }}", R"({"s": ")" + std::string(200, 'a') + "\"}", small), HasSubstr("limit of bytes"));
+  EXPECT_THAT(error_of("{{ s.replace('a', s) }}", R"({"s": ")" + std::string(200, 'a') + "\"}", small),
+              HasSubstr("limit of bytes"));
   EXPECT_THAT(error_of("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), HasSubstr("does a macro call itself"));
-  EXPECT_THAT(error_of("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}"), HasSubstr("nested more than"));
-  EXPECT_THAT(error_of("{{ " + std::string(5000, '(') + "1" + std::string(5000, ')') + " }}"), HasSubstr("nested more than"));
+  EXPECT_THAT(error_of("{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}"),
+              HasSubstr("nested more than"));
+  EXPECT_THAT(error_of("{{ " + std::string(5000, '(') + "1" + std::string(5000, ')') + " }}"),
+              HasSubstr("nested more than"));
   std::string chain = "x";
   for (int i = 0; i < 5000; ++i) chain += ".a";
   EXPECT_THAT(error_of("{{ " + chain + " }}"), HasSubstr("nested more than"));
@@ -101,7 +109,8 @@ TEST(JinjaOutput, ReportsWhatALoopWroteForEachMessage) {
   }
   Dict variables;
   variables.set(Text("messages", Origin::kTemplate), List(messages));
-  const Template source("{% for m in messages[::-1] %}{% endfor %}head {% for m in messages[1:] %}<{{ m.n }}>{% endfor %}", "t");
+  const Template source(
+      "{% for m in messages[::-1] %}{% endfor %}head {% for m in messages[1:] %}<{{ m.n }}>{% endfor %}", "t");
   const auto output = source.render(variables);
   EXPECT_EQ(output.text.str(), "head <1><2>");
   ASSERT_EQ(output.blocks.size(), 2U);

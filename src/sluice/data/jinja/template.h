@@ -45,7 +45,7 @@ class Template {
 
  private:
   std::string name_;
-  std::shared_ptr<const Block> statements_;   // so that copies are cheap
+  std::shared_ptr<const Block> statements_;  // so that copies are cheap
 };
 
 }  // namespace sluice::jinja
