@@ -145,10 +145,7 @@ EngineSizes sizes_for(const std::vector<Prompt>& prompts, std::int64_t max_token
 ExitCode run_generate(const GenerateOptions& options, const Invocation& invocation) {
   sampling_of(options, 0).check();
   InputEncoder encoder(options.model.path, options.chat_template, options.thinking);
-  const auto config = read_model_config(options.model.path);
-  const auto where = (options.model.path / kConfigFile).string();
-  const auto vocab_size = family_of(config, where).build(config, where).decoder->vocab_size();
-  const auto prompts = PromptReader(options, vocab_size, encoder).read_all();
+  const auto prompts = PromptReader(options, vocab_size_of(options.model.path), encoder).read_all();
   const auto sizes = sizes_for(prompts, options.max_tokens);
   if (invocation.dry_run) {
     fmt::print("{} prompts, {} at once, at most {} tokens each with the answer\n", prompts.size(), sizes.slots,

@@ -2,9 +2,17 @@
 #include "sluice/cli/inputs.h"
 
 #include "sluice/core/error.h"
+#include "sluice/formats/model_folder.h"
+#include "sluice/models/family.h"
 
 namespace sluice {
 using Json = nlohmann::ordered_json;
+
+std::int64_t vocab_size_of(const std::filesystem::path& model_folder) {
+  const auto config = read_model_config(model_folder);
+  const auto where = (model_folder / kConfigFile).string();
+  return family_of(config, where).build(config, where).decoder->vocab_size();
+}
 
 Json value_or_null(const Json& object, const char* key) {
   const auto found = object.find(key);

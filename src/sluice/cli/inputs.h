@@ -14,6 +14,9 @@
 
 namespace sluice {
 
+// Rows of the embedding of the model in a folder; reads config.json alone.
+std::int64_t vocab_size_of(const std::filesystem::path& model_folder);
+
 // The value of `key`; null where it is absent.
 nlohmann::ordered_json value_or_null(const nlohmann::ordered_json& object, const char* key);
 

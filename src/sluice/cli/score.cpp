@@ -101,8 +101,7 @@ void write_scores(const std::vector<Sequence>& sequences, const std::vector<floa
 ExitCode run_score(const ScoreOptions& options, const Invocation& invocation) {
   InputEncoder encoder(options.model.path, options.chat_template, std::nullopt);
   if (invocation.dry_run) {
-    const auto vocab_size =
-        text_config(read_model_config(options.model.path)).value("vocab_size", std::int64_t{1} << 31);
+    const auto vocab_size = vocab_size_of(options.model.path);
     Totals totals;
     read_records(options.data, [&](const Record& record) {
       totals.tokens += static_cast<std::int64_t>(read_sequence(record, vocab_size, encoder).tokens.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A parameter is declared once, where it is used. Loader, exporter, optimizer groups, initialisation, `sluice inspect` and
-// the training checkpoint all read this declaration; nobody writes a second list of names.
+// A parameter is declared once, where it is used. Loader, exporter, optimizer groups, initialisation, `sluice inspect`
+// and the training checkpoint all read this declaration; nobody writes a second list of names.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ struct Init {
   double a = 0, b = 0;
   static Init normal(double standard_deviation) { return {Kind::kNormal, 0, standard_deviation}; }
   static Init constant(double value) { return {Kind::kConstant, value, 0}; }
-  static Init log_uniform(double low, double high) { return {Kind::kLogUniform, low, high}; }   // log(U(low, high))
+  static Init log_uniform(double low, double high) { return {Kind::kLogUniform, low, high}; }  // log(U(low, high))
 };
 
 struct Parameter {
-  std::string name;                       // as the checkpoint spells it, e.g. "model.layers.0.linear_attn.A_log"
-  std::vector<std::int64_t> shape;        // global, as on disk
-  std::optional<at::ScalarType> dtype;    // held in this whatever the model's precision; none: the model's
-  bool decay = true;                      // takes weight decay
+  std::string name;                          // as the checkpoint spells it, e.g. "model.layers.0.linear_attn.A_log"
+  std::vector<std::int64_t> shape;           // global, as on disk
+  std::optional<at::ScalarType> dtype = {};  // held in this whatever the model's precision; none: the model's
+  bool decay = true;                         // takes weight decay
   Init init;
-  Tensor value;                           // undefined until materialize() or the loader sets it
-  std::int64_t size() const;              // number of elements
+  Tensor value = {};          // undefined until materialize() or the loader sets it
+  std::int64_t size() const;  // number of elements
 };
 
 // Part of a model: owns parameters and names its children. Building one allocates nothing.
@@ -39,7 +39,7 @@ class Module {
  public:
   Module() = default;
   virtual ~Module() = default;
-  Module(const Module&) = delete;   // children are known by address
+  Module(const Module&) = delete;  // children are known by address
   Module& operator=(const Module&) = delete;
 
   // Every parameter below this module in the order of declaration, with full names.
@@ -63,14 +63,14 @@ class Module {
 
   std::vector<std::unique_ptr<Parameter>> own_;
   std::vector<std::unique_ptr<Module>> children_;
-  std::vector<std::function<void(std::vector<Parameter*>&)>> order_;   // own parameters and children as declared
+  std::vector<std::function<void(std::vector<Parameter*>&)>> order_;  // own parameters and children as declared
 };
 
 // The dtype in which a model of precision `model_dtype` holds this parameter.
 at::ScalarType held_dtype(const Parameter& parameter, at::ScalarType model_dtype);
 
-// Allocates and draws every parameter from `seed`. A parameter's values depend on the seed and its name alone, so adding
-// a layer does not change the others.
+// Allocates and draws every parameter from `seed`. A parameter's values depend on the seed and its name alone, so
+// adding a layer does not change the others.
 void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_dtype, std::uint64_t seed);
 
 }  // namespace sluice
