@@ -30,9 +30,12 @@ struct Tiles {
   std::int64_t tokens, vocabulary;
 };
 
-Tiles tiles_of(std::int64_t tokens, std::int64_t vocabulary, std::int64_t item_bytes) {
-  const auto tile_tokens = std::clamp<std::int64_t>(tokens, 1, kTokens);
-  const auto width = kTileBytes / item_bytes / tile_tokens / 64 * 64;
+// The gradient of the weight's tile, [vocabulary tile, D], keeps to kTileBytes too, however few the tokens; and no tile
+// is wider than 32768 ids in float32, because products along it pack their operands at full depth.
+Tiles tiles_of(std::int64_t tokens, const Tensor& weight, std::int64_t item_bytes) {
+  const auto vocabulary = weight.size(0), tile_tokens = std::clamp<std::int64_t>(tokens, 1, kTokens);
+  const auto longest = std::max<std::int64_t>({tile_tokens, weight.size(1), 256});
+  const auto width = std::max<std::int64_t>(64, kTileBytes / item_bytes / longest / 64 * 64);
   return {.tokens = tile_tokens, .vocabulary = std::min(width, vocabulary)};
 }
 
@@ -126,7 +129,7 @@ SLUICE_MULTIARCH void logits_to_gradients(const Wide<Scalar>* logits, std::int64
 template <typename Real>
 std::tuple<Tensor, Tensor, Tensor> forward_counted(const Counted& counted, const Tensor& weight) {
   const auto wide = weight.options().dtype(c10::CppTypeToScalarType<Real>::value);
-  const auto tiles = tiles_of(counted.count, weight.size(0), sizeof(Real));
+  const auto tiles = tiles_of(counted.count, weight, sizeof(Real));
   const Tensor tile = at::empty({tiles.tokens, tiles.vocabulary}, wide);
   std::vector<Running<Real>> running(counted.count);
   const auto* targets = counted.targets.const_data_ptr<std::int64_t>();
@@ -170,7 +173,7 @@ std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor
   using Real = Wide<Scalar>;
   const auto wide = lse.options();
   const auto size = weight.size(1);
-  const auto tiles = tiles_of(counted.count, weight.size(0), sizeof(Real));
+  const auto tiles = tiles_of(counted.count, weight, sizeof(Real));
   const Tensor tile = at::empty({tiles.tokens, tiles.vocabulary}, wide);
   const Tensor gradients = weight.scalar_type() == lse.scalar_type() ? tile : at::empty_like(tile, weight.options());
   const Tensor grad_weight_t = at::empty({size, tiles.vocabulary}, wide);

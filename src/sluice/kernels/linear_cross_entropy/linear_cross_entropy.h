@@ -20,7 +20,8 @@ struct LinearCrossEntropyOutput {
 // float32, bfloat16 or float64; logits, softmax and sums are float32, or float64 when hidden is.
 // Error against the float64 definition, relative per tensor: float32 nll 2e-6, gradients 2e-5; bfloat16 nll 2e-6 (the
 // logits are not rounded to bfloat16), gradients 5e-3.
-// Memory beside the results: 32 MiB of logits (48 MiB in bfloat16), and in bfloat16 a float32 gradient of hidden.
+// Memory beside the results: 32 MiB of logits (48 MiB in bfloat16), at most 32 MiB (48 MiB) of the weight's gradient,
+// and what is linear in T x D: a copy of the counted hidden rows, its transpose and, in bfloat16, a float32 gradient.
 LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden,    // [T, D]
                                               const Tensor& weight,    // [V, D], dtype of hidden
                                               const Tensor& targets);  // [T] int64; -100 = ignored

@@ -176,7 +176,8 @@ std::int64_t peak_bytes() {
 }
 
 // Runs in a child, whose peak is its own. All logits are 660 MiB in float32; what may grow is 32 MiB of logits, 16 MiB
-// of their gradients in bfloat16, the results (5 MiB), packed operands and the allocator's slack.
+// of their gradients in bfloat16, the gradient of a tile of the weight, the results, packed operands and the
+// allocator's slack.
 TEST(LinearCrossEntropyDeathTest, NeverHoldsMoreThanATileOfLogits) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto grow = [](decltype(linear_cross_entropy)& function, std::int64_t tokens, std::int64_t vocabulary,
@@ -195,6 +196,7 @@ TEST(LinearCrossEntropyDeathTest, NeverHoldsMoreThanATileOfLogits) {
   constexpr std::int64_t kLimit = 100 << 20;
   EXPECT_EXIT(grow(linear_cross_entropy, 4352, 20000, kLimit), testing::ExitedWithCode(0), "grown");
   EXPECT_EXIT(grow(linear_cross_entropy, 8704, 20000, kLimit), testing::ExitedWithCode(0), "grown");
+  EXPECT_EXIT(grow(linear_cross_entropy, 1, 400000, kLimit), testing::ExitedWithCode(0), "grown");  // weight: 24 MiB
   // The measure sees what it should: holding all logits of a tenth of the tokens is already too much.
   EXPECT_EXIT(grow(linear_cross_entropy_definition, 870, 20000, kLimit), testing::ExitedWithCode(1), "grown");
 }
