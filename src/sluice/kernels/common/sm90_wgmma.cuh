@@ -122,6 +122,22 @@ __device__ inline void mma_64x64(float (&d)[32], uint64_t a, uint64_t b, bool ac
       : "l"(a), "l"(b), "r"(int(accumulate)), "n"(int(kA)), "n"(int(kB)));
 }
 
+// d [64, 32] (+)= a [64, 16] b [16, 32], both in shared memory.
+template <Major kA, Major kB>
+__device__ inline void mma_64x32(float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred accumulate;\n"
+      "setp.ne.b32 accumulate, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, accumulate, 1, 1, %19, %20;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "r"(int(accumulate)), "n"(int(kA)), "n"(int(kB)));
+}
+
 // Two fp32 values to a pair of bf16, `low` in the low half.
 __device__ inline uint32_t pack(float low, float high) {
   uint32_t pair;

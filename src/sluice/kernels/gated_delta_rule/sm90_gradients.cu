@@ -11,10 +11,10 @@
 //   end.
 //
 // An item is a chunk and a key head with its value heads: the gradients of q and k are summed over the value heads in
-// registers. Three consumer warpgroups: two own 64 columns each of dq and dk (dims of K) and form H, J, F; the third
-// owns the [64, 64] matrices R and D. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each)
-// of each value head through a ring of 16 KiB slots; k and q stay for the whole item. CTAs are persistent. Traffic: 112
-// KiB read a chunk and value head.
+// registers. Three consumer warpgroups: two own half of K's columns each of dq and dk and form H, J, F, and half of D's
+// columns; the third owns R. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each) of each
+// value head through a ring of 16 KiB slots; k and q stay for the whole item. CTAs are persistent. Traffic: 112 KiB
+// read a chunk and value head.
 #include <algorithm>
 
 #include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
@@ -25,7 +25,7 @@ namespace {
 constexpr int kSlots = 10;
 constexpr uint32_t kSlotBytes = 2 * kTile;
 constexpr int kHalves = 2;     // consumer warpgroups 0 and 1: the halves of K
-constexpr int kConsumers = 3;  // the last one: pairs of tokens
+constexpr int kConsumers = 3;  // the last one: R
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 // Named barriers; 1 and 2 are those of one half each.
 constexpr int kConsumerBarrier = 3;
@@ -43,15 +43,15 @@ struct GradientStorage {
   float norms[2][kChunk];          // rk, rq
   // What the consumers add up for dg and dbeta of a value head; in turn, so that the next head may begin.
   struct {
-    float row[kChunk];               // sum_s beta_s (Wp + Wb)_ts
-    float column[4][kChunk];         // sum_t (Wp + Wb)_ts, one a warp
+    float row[kConsumers][kChunk];   // sum_s beta_s Wb_ts, half of the columns each; of Wp
+    float column[2][4][kChunk];      // sum_t Wp_ts; of Wb; one a warp
     float read[kHalves][kChunk];     // q.H
     float predict[kHalves][kChunk];  // k.J
     float write[kHalves][kChunk];    // k.F
     float states[kHalves][4];        // <S, dS'>, one a warp
   } sums[2];
   float projection[kHalves][2][kChunk];  // q.dq, k.dk for the norm's gradient
-  // Full: the producer's threads, and one more that announces bulk copies. Empty: the consumers.
+  // Full: the producers, and one more that announces bulk copies. Empty: the consumers.
   uint64_t slot_full[kSlots], slot_empty[kSlots], keys_full, keys_empty;
 };
 static_assert(sizeof(GradientStorage) <= 227 * 1024, "shared memory of one multiprocessor");
@@ -67,7 +67,7 @@ __device__ GradientItem gradient_item(const GatedDeltaParams& params, const Work
   return {chunk, index % params.key_heads, rows.x, rows.y};
 }
 
-// The producer's part for k, q and their norms.
+// The producers' part for k, q and their norms.
 __device__ void load_keys(const GatedDeltaParams& params, const Workspace& workspace, GradientStorage& shared,
                           const GradientItem& item, uint32_t parity, int thread) {
   const uint32_t full = shared_address(&shared.keys_full);
@@ -103,7 +103,7 @@ __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspac
     for (int i = 0; i < heads; ++i) {
       const int head = item.key_head * heads + i;
       const int64_t block = static_cast<int64_t>(item.chunk) * params.value_heads + head;
-#pragma unroll
+#pragma unroll 1
       for (int slot = 0; slot < kHeadSlots; ++slot, ring.advance()) {
         // k and q wait for the last item's end; what comes before them here does not.
         if (i == 0 && slot == kStateGrad) {
@@ -174,13 +174,18 @@ __device__ float quad_sum(float x) {
 }
 
 // Dot products of the rows of an accumulator [64, 64] with those of a tile; to result[64].
-__device__ void row_dots(float* result, const float (&d)[32], const uint32_t (&rows)[4][4], int thread) {
-  const int warp = thread / 32, lane = thread % 32;
+__device__ void row_dots(float* result, const float (&d)[32], uint32_t tile, int thread) {
+  const int warp = thread / 32, lane = thread % 32, matrix = lane / 8;
   float sum[2] = {};
 #pragma unroll
-  for (int p = 0; p < 16; ++p) {
-    const float2 x = unpack(rows[p / 4][p % 4]);
-    sum[p % 2] += d[2 * p] * x.x + d[2 * p + 1] * x.y;
+  for (int step = 0; step < 4; ++step) {
+    uint32_t rows[4];
+    load_matrices(rows, tile + tile_offset(16 * warp + 8 * (matrix & 1) + lane % 8, 16 * step + 8 * (matrix >> 1)));
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const float2 x = unpack(rows[p]);
+      sum[p % 2] += d[8 * step + 2 * p] * x.x + d[8 * step + 2 * p + 1] * x.y;
+    }
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -189,11 +194,11 @@ __device__ void row_dots(float* result, const float (&d)[32], const uint32_t (&r
   }
 }
 
-// Sums over the 8 lanes that share a column group: column[2j + e] is this thread's part of column 8j + 2(lane % 4) + e.
-// To result[64], one a warp.
-__device__ void column_sums(float* result, float (&column)[16], int lane) {
+// Sums over the 8 lanes that share a column group: column[2j + e] is this thread's part of column 8j + 2(lane % 4) + e
+// of 32. To result[32].
+__device__ void column_sums(float* result, float (&column)[8], int lane) {
 #pragma unroll
-  for (int count = 8, mask = 16; count >= 2; count /= 2, mask /= 2) {
+  for (int count = 4, mask = 16; count >= 1; count /= 2, mask /= 2) {
     const bool upper = lane & mask;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
@@ -202,8 +207,8 @@ __device__ void column_sums(float* result, float (&column)[16], int lane) {
       column[i] = kept + __shfl_xor_sync(~0u, sent, mask);
     }
   }
-  const int j = ((lane >> 4) & 1) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1);
-  *reinterpret_cast<float2*>(result + 8 * j + 2 * (lane % 4)) = {column[0], column[1]};
+  const int j = ((lane >> 4) & 1) * 2 + ((lane >> 3) & 1), e = (lane >> 2) & 1;
+  result[8 * j + 2 * (lane % 4) + e] = column[0];
 }
 
 // dg and dbeta of a value head, from the sums; one warp, two rows a lane.
@@ -218,10 +223,11 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
     const float k_norm = shared.norms[0][row], q_norm = shared.norms[1][row];
     const float write = __expf(last_gate - gate[i]) * k_norm * (sums.write[0][row] + sums.write[1][row]);
     float beta_grad = write;
-    for (int warp = 0; warp < 4; ++warp) beta_grad += sums.column[warp][row];
+    for (int warp = 0; warp < 4; ++warp) beta_grad += sums.column[0][warp][row] + sums.column[1][warp][row];
     const float read = backward.forward.scale * q_norm * (sums.read[0][row] + sums.read[1][row]);
     const float predict = k_norm * (sums.predict[0][row] + sums.predict[1][row]);
-    gate_grad[i] = sums.row[row] + __expf(gate[i]) * (read - predict) - beta[i] * beta_grad;
+    gate_grad[i] = sums.row[0][row] + sums.row[1][row] + sums.row[2][row] + __expf(gate[i]) * (read - predict) -
+                   beta[i] * beta_grad;
     write_total += beta[i] * write;
     if (row < item.rows) backward.grad_beta[(item.first + row) * backward.forward.value_heads + head] = beta_grad;
   }
@@ -277,17 +283,112 @@ struct SlotReader {
   }
 };
 
-// The consumer of token pairs: R, D and what follows from them. Thread's part of a [64 t, 64 s] matrix: rows `row`,
-// `row` + 8.
+// 32 columns of R or D and what follows from them, for one value head. Thread's part of a [64 t, 32 s] matrix: rows
+// `row` and `row` + 8, columns 8j + `column` + {0, 1}.
+struct PairColumns {
+  GradientStorage& shared;
+  bool query;  // R and q k^T; otherwise -D and k k^T
+  int part;    // which 32 columns
+  int warp, lane, row, column;
+  float row_factor[2];
+
+  __device__ PairColumns(GradientStorage& storage, bool is_query, float scale, int which, int thread)
+      : shared(storage),
+        query(is_query),
+        part(which),
+        warp(thread / 32),
+        lane(thread % 32),
+        row(16 * warp + lane / 4),
+        column(2 * (lane % 4)) {
+    for (int e = 0; e < 2; ++e)
+      row_factor[e] = query ? scale * shared.norms[1][row + 8 * e] : -shared.norms[0][row + 8 * e];
+  }
+
+  // `left` is dO or dV, `error` E, with its gates and betas. Adds to `grad` the gradient of the raw q k^T or k k^T, but
+  // for the norms' factors; to row_sum, but for row_factor, the sums over s; the sums over t go to `column_result`,
+  // [64] of this warp.
+  __device__ void add(float (&grad)[16], float (&row_sum)[2], float* column_result, uint32_t left, uint32_t error,
+                      const float* gates, const float* betas) const {
+    constexpr uint32_t kPartBytes = kChunk / 2 * kTileRowBytes;
+    const uint32_t keys = shared_address(shared.k) + part * kPartBytes;
+    const uint32_t rows = query ? shared_address(shared.q) : shared_address(shared.k);
+    error += part * kPartBytes;
+    float product[16], score[16];  // R or D; q k^T or k k^T
+    mma_fence();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      const auto at = [&](uint32_t tiles) {
+        return operand_step<Major::kSummedColumns>(operand(tiles + step / 4 * kTile), step % 4);
+      };
+      mma_64x32<Major::kSummedColumns, Major::kSummedColumns>(product, at(left), at(error), step > 0);
+      mma_64x32<Major::kSummedColumns, Major::kSummedColumns>(score, at(rows), at(keys), step > 0);
+    }
+    mma_commit();
+    const float row_gate[2] = {gates[row], gates[row + 8]};
+    mma_wait<0>();
+    pin(product);
+    pin(score);
+    const int last_column = query ? row : row - 1;  // of the first row
+    float column_sum[8] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (2 * part + j / 2 > warp) continue;  // above the diagonal
+      const int first = 32 * part + 8 * j + column;
+      const float2 gate = *reinterpret_cast<const float2*>(gates + first);
+      const float2 beta = *reinterpret_cast<const float2*>(betas + first);
+      const float2 norm = *reinterpret_cast<const float2*>(shared.norms[0] + first);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int p = 4 * j + e;
+        const bool inside = first + (e & 1) <= last_column + 8 * (e >> 1);
+        const float column_beta = e & 1 ? beta.y : beta.x;
+        const float weighted = __expf(inside ? row_gate[e >> 1] - (e & 1 ? gate.y : gate.x) : -INFINITY) * product[p];
+        const float share = weighted * score[p];
+        grad[p] += weighted * column_beta;
+        row_sum[e >> 1] += share * (column_beta * (e & 1 ? norm.y : norm.x));
+        column_sum[2 * j + (e & 1)] += share * row_factor[e >> 1];
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < 8; ++m) column_sum[m] *= shared.norms[0][32 * part + 8 * (m / 2) + column + (m & 1)];
+    column_sums(column_result + 32 * part, column_sum, lane);
+  }
+
+  __device__ void store_row_sums(float* result, const float (&row_sum)[2]) const {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float sum = quad_sum(row_sum[e]) * row_factor[e];
+      if (lane % 4 == 0) result[row + 8 * e] = sum;
+    }
+  }
+
+  // The finished gradient, with the norms' factors, to its columns of a tile.
+  __device__ void store_grad(uint32_t tile, const float (&grad)[16]) const {
+    const int matrix = lane / 8;
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 norm =
+            *reinterpret_cast<const float2*>(shared.norms[0] + 32 * part + 16 * step + 8 * (i / 2) + column);
+        const int p = 8 * step + 2 * i;
+        pairs[i] = pack(grad[p] * row_factor[i & 1] * norm.x, grad[p + 1] * row_factor[i & 1] * norm.y);
+      }
+      store_matrices(
+          tile + tile_offset(16 * warp + 8 * (matrix & 1) + lane % 8, 32 * part + 16 * step + 8 * (matrix >> 1)),
+          pairs);
+    }
+  }
+};
+
+// The consumer of R.
 __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Workspace& workspace,
                               GradientStorage& shared, int thread) {
   const GatedDeltaParams& params = backward.forward;
   const int warp = thread / 32, lane = thread % 32;
   const int heads = params.value_heads / params.key_heads;
   const int items = workspace.first_chunk[params.sequences] * params.key_heads;
-  const uint32_t k_tiles = shared_address(shared.k), q_tiles = shared_address(shared.q);
-  const uint32_t staging = shared_address(shared.staging);
-  const int row = 16 * warp + lane / 4, column = 2 * (lane % 4);
 
   SlotReader slots{shared, lane, {}};
   RingPosition<1> keys;
@@ -296,93 +397,42 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
     const GradientItem item = gradient_item(params, workspace, index);
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
-    const float query_factor[2] = {params.scale * shared.norms[1][row], params.scale * shared.norms[1][row + 8]};
-    const float key_factor[2] = {-shared.norms[0][row], -shared.norms[0][row + 8]};
-    // Gradients of q k^T and k k^T (raw rows), summed over the value heads; their norms' factors come at the end.
-    float query_grad[32] = {}, key_grad[32] = {};
+    const PairColumns parts[2] = {{shared, true, params.scale, 0, thread}, {shared, true, params.scale, 1, thread}};
+    float grad[2][16] = {};
     for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
       auto& sums = shared.sums[turn];
       const int error_slot = slots.wait(kError);
-      const float* gates = shared.gates[error_slot][0];
-      const float* betas = shared.gates[error_slot][1];
-      const float row_gate[2] = {gates[row], gates[row + 8]};
       const uint32_t error = shared_address(shared.slots[error_slot]);
       const uint32_t out_grad = shared_address(shared.slots[slots.wait(kOutGrad)]);
-      float row_sum[2] = {}, column_sum[16] = {};
-
-      // left E^T, weighted by gates for t > s (t >= s with the diagonal): adds to `grad` what scores [64, 64] = `rows`
-      // K^T receive, but for the norms; and to the sums.
-      const auto add_pairs = [&](float(&grad)[32], uint32_t left, uint32_t rows, const float(&row_factor)[2],
-                                 bool diagonal) {
-        float product[32], score[32];
-        fence_async_proxy();
-        mma_fence();
-        multiply_rows(product, left, error);
-        multiply_rows(score, rows, k_tiles);
-        mma_commit();
-        mma_wait<0>();
-        pin(product);
-        pin(score);
-        slots.release_unread(diagonal ? kOutGrad : kValueGrad);
-        float part[2] = {};
+      fence_async_proxy();
+      const float* gates = shared.gates[error_slot][0];
+      const float* betas = shared.gates[error_slot][1];
+      float row_sum[2] = {};
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (j / 2 > warp) continue;  // above the diagonal
-          const float2 norm = *reinterpret_cast<const float2*>(shared.norms[0] + 8 * j + column);
-          const float2 gate = *reinterpret_cast<const float2*>(gates + 8 * j + column);
-          const float2 beta = *reinterpret_cast<const float2*>(betas + 8 * j + column);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int p = 4 * j + e, t = row + 8 * (e >> 1), s = 8 * j + column + (e & 1);
-            const float column_beta = e & 1 ? beta.y : beta.x;
-            const bool inside = diagonal ? t >= s : t > s;
-            const float weighted =
-                __expf(inside ? row_gate[e >> 1] - (e & 1 ? gate.y : gate.x) : -INFINITY) * product[p];
-            const float share = weighted * score[p];
-            grad[p] += weighted * column_beta;
-            part[e >> 1] += share * (column_beta * (e & 1 ? norm.y : norm.x));
-            column_sum[2 * j + (e & 1)] += share * row_factor[e >> 1];
-          }
-        }
-        for (int e = 0; e < 2; ++e) row_sum[e] += part[e] * row_factor[e];
-      };
-      add_pairs(query_grad, out_grad, q_tiles, query_factor, true);
-      add_pairs(key_grad, shared_address(shared.slots[slots.wait(kValueGrad)]), k_tiles, key_factor, false);
-#pragma unroll
-      for (int m = 0; m < 16; ++m) column_sum[m] *= shared.norms[0][8 * (m / 2) + column + (m & 1)];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        row_sum[e] = quad_sum(row_sum[e]);
-        if (lane % 4 == 0) sums.row[row + 8 * e] = row_sum[e];
+      for (int part = 0; part < 2; ++part) {
+        parts[part].add(grad[part], row_sum, sums.column[0][warp], out_grad, error, gates, betas);
       }
-      column_sums(sums.column[warp], column_sum, lane);
+      slots.release_unread(kOutGrad);
+      slots.release_unread(kValueGrad);  // this and the states only the others read
+      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);
+      parts[0].store_row_sums(sums.row[2], row_sum);
       const float2 gate_pair = *reinterpret_cast<const float2*>(gates + 2 * lane);
       const float2 beta_pair = *reinterpret_cast<const float2*>(betas + 2 * lane);
       const float last_gate = gates[kChunk - 1];
       slots.release(kError);
-      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);  // which the others read
       if (i + 1 == heads) {
-        uint32_t pairs[4][4];
-#pragma unroll
-        for (int p = 0; p < 32; ++p) {
-          const float column_norm = shared.norms[0][8 * (p / 4) + column + (p & 1)];
-          query_grad[p] *= query_factor[(p >> 1) & 1] * column_norm;
-          key_grad[p] *= key_factor[(p >> 1) & 1] * column_norm;
-        }
-        pack(pairs, query_grad);
-        store_rows(staging, pairs, thread);
-        pack(pairs, key_grad);
-        store_rows(staging + kTile, pairs, thread);
+        for (int part = 0; part < 2; ++part) parts[part].store_grad(shared_address(shared.staging), grad[part]);
         fence_async_proxy();
       }
       named_barrier(kConsumerBarrier,
                     kConsumers * kWarpgroup);  // the sums are written, after the last head staging too
-      if (warp == 0) {                         // which has the fewest pairs
+      if (warp == i % 4) {
         finish_gates(backward, sums, shared, {gate_pair.x, gate_pair.y}, {beta_pair.x, beta_pair.y}, last_gate, item,
                      item.key_head * heads + i, lane);
       }
     }
     barrier_arrive(shared_address(&shared.keys_empty));
+    if (heads == 1) named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // the halves are done with staging
   }
 }
 
@@ -408,11 +458,18 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     float q_grad[32] = {}, k_grad[32] = {};  // rq dq~ and rk dk~, [64, this half of K]
     const float k_norm[2] = {shared.norms[0][row], shared.norms[0][row + 8]};
     const float q_norm[2] = {shared.norms[1][row], shared.norms[1][row + 8]};
+    const PairColumns pairs{shared, false, params.scale, half, thread};
+    float pair_grad[16] = {};
     for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
       auto& sums = shared.sums[turn];
-      const int error_slot = slots.wait(kError);
+      const int error_slot = slots.wait(kError), value_grad_slot = slots.wait(kValueGrad);
+      fence_async_proxy();
       const float* gates = shared.gates[error_slot][0];
       const float* betas = shared.gates[error_slot][1];
+      float row_sum[2] = {};
+      pairs.add(pair_grad, row_sum, sums.column[1][warp], shared_address(shared.slots[value_grad_slot]),
+                shared_address(shared.slots[error_slot]), gates, betas);
+      pairs.store_row_sums(sums.row[half], row_sum);
       const float last_gate = gates[kChunk - 1];
       float decay[2], write_factor[2];
 #pragma unroll
@@ -421,7 +478,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
         decay[e] = __expf(gate);
         write_factor[e] = betas[row + 8 * e] * __expf(last_gate - gate) * k_norm[e];
       }
-      const int out_grad_slot = slots.wait(kOutGrad), value_grad_slot = slots.wait(kValueGrad);
+      const int out_grad_slot = slots.wait(kOutGrad);
       const int state_slots[2] = {slots.wait(kState), slots.wait(kState + 1)};
       fence_async_proxy();
 
@@ -430,17 +487,15 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       const auto add_dims = [&](float(&grad)[32], int a, int state_0, int state_1, uint32_t tile, float* dots,
                                 float first, float second) {
         float product[32];
-        uint32_t rows[4][4];
         mma_fence();
         multiply_state_half(product, shared_address(shared.slots[a]),
                             shared_address(shared.slots[state_0]) + half * kTile, false);
         multiply_state_half(product, shared_address(shared.slots[a]) + kTile,
                             shared_address(shared.slots[state_1]) + half * kTile, true);
         mma_commit();
-        load_rows(rows, tile, thread);
         mma_wait<0>();
         pin(product);
-        row_dots(dots, product, rows, thread);
+        row_dots(dots, product, tile, thread);
 #pragma unroll
         for (int p = 0; p < 32; ++p) grad[p] += ((p >> 1) & 1 ? second : first) * product[p];
       };
@@ -480,6 +535,10 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       }
       slots.release(kError);
       for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);
+      if (i + 1 == heads) {
+        pairs.store_grad(staging + kTile, pair_grad);
+        fence_async_proxy();
+      }
       named_barrier(kConsumerBarrier,
                     kConsumers * kWarpgroup);  // the sums are written, after the last head staging too
     }
@@ -491,17 +550,17 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     add_product<Major::kSummedColumns>(k_grad, key_scores, k_tile);
     add_product<Major::kSummedRows>(k_grad, key_scores, k_tile);
     mma_commit();
-    uint32_t q_rows[4][4], k_rows[4][4];
-    load_rows(q_rows, q_tile, thread);
-    load_rows(k_rows, k_tile, thread);
     mma_wait<0>();
     pin(q_grad);
     pin(k_grad);
 
     // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this half's staging tile.
-    row_dots(shared.projection[half][0], q_grad, q_rows, thread);
-    row_dots(shared.projection[half][1], k_grad, k_rows, thread);
+    row_dots(shared.projection[half][0], q_grad, q_tile, thread);
+    row_dots(shared.projection[half][1], k_grad, k_tile, thread);
     named_barrier(kHalvesBarrier, kHalves * kWarpgroup);
+    uint32_t q_rows[4][4], k_rows[4][4];
+    load_rows(q_rows, q_tile, thread);
+    load_rows(k_rows, k_tile, thread);
     float q_projection[2] = {}, k_projection[2] = {};
     if (params.qk_l2norm) {
 #pragma unroll
@@ -530,6 +589,9 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     };
     write_out(backward.grad_q, q_grad, q_rows, q_projection);
     write_out(backward.grad_k, k_grad, k_rows, k_projection);
+    // With more value heads, the sums' barrier of the next item keeps its gradients of the scores out of staging until
+    // here.
+    if (heads == 1) named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);
   }
 }
 
@@ -548,15 +610,15 @@ __global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__
   }
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
-  // 65,536 registers, 128 a thread at the start.
+  // The CTA starts with 128 registers a thread; these add up to the same.
   if (warpgroup == kConsumers) {
     registers_decrease<40>();
     produce(params, workspace, shared, thread);
   } else if (warpgroup == kHalves) {
-    registers_increase<184>();
+    registers_decrease<120>();
     consume_pairs(params, workspace, shared, thread);
   } else {
-    registers_increase<144>();
+    registers_increase<176>();
     consume_half(params, workspace, shared, warpgroup, thread);
   }
 }
