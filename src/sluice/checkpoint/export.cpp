@@ -124,6 +124,14 @@ void write_generation_config(const fs::path& folder, const json& config) {
   write_file(folder / kGenerationConfigFile, generation.dump(2) + "\n");
 }
 
+// The files beside config and weights from `source` (empty: none), and a generation_config.json in any case.
+void copy_companions(const fs::path& source, const fs::path& folder, const json& config) {
+  if (!source.empty()) {
+    for (const auto& name : companion_files(source)) copy_bytes(source / name, folder / name);
+  }
+  if (!fs::exists(folder / kGenerationConfigFile)) write_generation_config(folder, config);
+}
+
 // The written folder must hold exactly these tensors, in name, shape and dtype.
 void verify(const fs::path& folder, const std::vector<TensorInfo>& expected) {
   const auto describe = [](const TensorInfo& info) {
@@ -159,14 +167,14 @@ void export_model(const fs::path& out, const std::vector<Parameter*>& parameters
   AtomicFolder folder(out);
   write_shards(folder.path(), std::move(items), options.max_shard_bytes);
   copy_bytes(source.path() / kConfigFile, folder.path() / kConfigFile);
-  for (const auto& name : companion_files(source.path())) copy_bytes(source.path() / name, folder.path() / name);
-  if (!fs::exists(folder.path() / kGenerationConfigFile)) write_generation_config(folder.path(), source.config());
+  copy_companions(source.path(), folder.path(), source.config());
   verify(folder.path(), expected);
   folder.commit();
 }
 
 void export_fresh_model(const fs::path& out, const std::vector<Parameter*>& parameters, nlohmann::ordered_json config,
-                        const WeightRules& rules, at::ScalarType dtype, const ExportOptions& options) {
+                        const WeightRules& rules, at::ScalarType dtype, const std::optional<fs::path>& companions,
+                        const ExportOptions& options) {
   const auto wanted = wanted_tensors(parameters);
   std::vector<Item> items;
   std::vector<TensorInfo> expected;
@@ -183,7 +191,7 @@ void export_fresh_model(const fs::path& out, const std::vector<Parameter*>& para
   AtomicFolder folder(out);
   write_shards(folder.path(), std::move(items), options.max_shard_bytes);
   write_file(folder.path() / kConfigFile, config.dump(2) + "\n");
-  write_generation_config(folder.path(), json(config));
+  copy_companions(companions.value_or(fs::path()), folder.path(), json(config));
   verify(folder.path(), expected);
   folder.commit();
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "sluice/core/tensor.h"
@@ -27,9 +28,10 @@ void export_model(const std::filesystem::path& out, const std::vector<Parameter*
                   const ModelFolder& source, const WeightRules& rules, const ExportOptions& options = {});
 
 // Writes a model that has no source: parameters in `dtype` unless theirs is fixed, named as the rules write a fresh
-// model. `config` becomes config.json, with "dtype" set.
+// model. `config` becomes config.json, with "dtype" set. The tokenizer and whatever else belongs to a model is copied
+// from the folder `companions`, if there is one.
 void export_fresh_model(const std::filesystem::path& out, const std::vector<Parameter*>& parameters,
                         nlohmann::ordered_json config, const WeightRules& rules, at::ScalarType dtype,
-                        const ExportOptions& options = {});
+                        const std::optional<std::filesystem::path>& companions = {}, const ExportOptions& options = {});
 
 }  // namespace sluice

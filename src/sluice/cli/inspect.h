@@ -12,7 +12,7 @@ struct InspectOptions {
   std::filesystem::path path;
   bool tensors = true;
   void describe(OptionList& option) {
-    option("path", path, "model folder", {.alias = "model", .required = true});
+    option("path", path, "model folder", {.alias = "model", .required = true, .positional = true});
     option("tensors", tensors, "list every tensor; otherwise the summary alone");
   }
 };

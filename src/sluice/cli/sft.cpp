@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/cli/sft.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 
 #include "sluice/checkpoint/export.h"

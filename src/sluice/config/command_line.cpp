@@ -137,6 +137,7 @@ HelpRequest find_help(const OptionList& list, std::span<const std::string> argum
 
 void apply_command_line(const OptionList& list, std::span<const std::string> arguments) {
   std::string first_setting;
+  bool operand_given = false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto& argument = arguments[i];
     if (argument.starts_with("--") || looks_like_setting(argument)) {
@@ -150,6 +151,11 @@ void apply_command_line(const OptionList& list, std::span<const std::string> arg
         fail_usage("{}: a file behind {} would override it; name files first", argument, first_setting);
       }
       apply_toml_file(list, argument);
+    } else if (const auto operand = std::ranges::find_if(list.options(), [](auto& o) { return o.traits.positional; });
+               operand != list.options().end()) {
+      if (operand_given) fail_usage("unexpected argument \"{}\": {} was given before", argument, operand->name);
+      set_option(*operand, {argument}, argument);
+      operand_given = true;
     } else {
       fail_usage("unexpected argument \"{}\": expected a .toml file, --key value or key=value", argument);
     }

@@ -15,8 +15,8 @@ struct Call : torch::CustomClassHolder {
 class Recompute : public torch::autograd::Function<Recompute> {
  public:
   static Tensor forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Call>& call,
-                        const torch::autograd::variable_list& inputs) {
-    context->save_for_backward(inputs);
+                        at::TensorList inputs) {
+    context->save_for_backward(inputs.vec());
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     const at::NoGradGuard no_grad;
     return call->function(inputs[0]);
@@ -48,7 +48,7 @@ Tensor recompute(const std::function<Tensor(const Tensor&)>& function, const Ten
                  const std::vector<Tensor>& parameters) {
   torch::autograd::variable_list inputs{x};
   inputs.insert(inputs.end(), parameters.begin(), parameters.end());
-  return Recompute::apply(c10::make_intrusive<Call>(function), inputs);
+  return Recompute::apply(c10::make_intrusive<Call>(function), at::TensorList(inputs));   // a vector would get no gradient
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sluice/checkpoint/training_checkpoint.h"
+#include "sluice/core/error.h"
 #include "sluice/core/metrics_file.h"
 #include "sluice/core/progress.h"
 #include "sluice/data/packing.h"
