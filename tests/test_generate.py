@@ -63,7 +63,7 @@ def test_a_seed_gives_the_same_answer_alone_and_in_company(folder):
     sampling = ["--max-tokens", 16, "--temperature", 0.9, "--top-p", 0.9, "--top-k", 100, "--seed", 3]
     alone = generate(path, "--prompt", PROMPTS[0], *sampling)[0]
     together = generate(path, "--prompt", PROMPTS[0], "--prompt", PROMPTS[1], *sampling)[0]
-    assert alone == together
+    assert (alone["tokens"], alone["text"]) == (together["tokens"], together["text"])   # bits of sums depend on the batch
 
 
 def test_prompts_from_a_file_and_one_by_one_are_the_same(folder, tmp_path):
@@ -95,7 +95,8 @@ def test_stop_strings_may_hold_commas(folder):
 @pytest.mark.parametrize("arguments, code, words", [
     ([], 2, ["--prompt", "--data"]),
     (["--prompt", ""], 3, ["empty"]),
-    (["--prompt", "a", "--top-p", "1.5"], 2, ["top_p"]),
+    (["--prompt", "a", "--top-p", "1.5"], 2, ["--top-p", "1.5"]),
+    (["--prompt", "a", "--max-tokens", "99999999999"], 2, ["--max_tokens"]),
     (["--prompt", "a", "--temprature", "1"], 2, ["temperature"]),
 ])
 def test_bad_requests_are_refused(folder, arguments, code, words):

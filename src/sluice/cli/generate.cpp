@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 
 #include "sluice/cli/inputs.h"
 #include "sluice/cli/model_loading.h"
@@ -134,10 +135,14 @@ SamplingParameters sampling_of(const GenerateOptions& options, std::size_t index
 }
 
 EngineSizes sizes_for(const std::vector<Prompt>& prompts, std::int64_t max_tokens) {
-  std::size_t longest = 0;
-  for (const auto& prompt : prompts) longest = std::max(longest, prompt.tokens.size());
-  return {.slots = std::min(kMostSlots, static_cast<std::int64_t>(prompts.size())),
-          .capacity = static_cast<std::int64_t>(longest) + max_tokens};
+  std::size_t longest_prompt = 0;
+  for (const auto& prompt : prompts) longest_prompt = std::max(longest_prompt, prompt.tokens.size());
+  const auto longest = static_cast<std::int64_t>(longest_prompt);
+  const auto slots = std::min(kMostSlots, static_cast<std::int64_t>(prompts.size()));
+  const auto most = std::numeric_limits<std::int32_t>::max() / slots - longest;  // rows of a cache are int32
+  if (max_tokens > most)
+    fail_usage("--max_tokens: at most {} behind a prompt of {} tokens; got {}", most, longest, max_tokens);
+  return {.slots = slots, .capacity = longest + max_tokens};
 }
 
 }  // namespace
@@ -148,7 +153,7 @@ ExitCode run_generate(const GenerateOptions& options, const Invocation& invocati
   const auto prompts = PromptReader(options, vocab_size_of(options.model.path), encoder).read_all();
   const auto sizes = sizes_for(prompts, options.max_tokens);
   if (invocation.dry_run) {
-    fmt::print("{} prompts, {} at once, at most {} tokens each with the answer\n", prompts.size(), sizes.slots,
+    fmt::print("prompts: {}; at once: {}; most tokens of one with its answer: {}\n", prompts.size(), sizes.slots,
                sizes.capacity);
     return ExitCode::kDone;
   }
