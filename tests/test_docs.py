@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the README and docs/ show is what happens.
 
-In a block marked `console` a line that begins with "$ " is a command. The lines below it are what it prints, both streams
+In a block marked `console` a line that begins with "$ " is a command, with what follows its "\\". The lines below it are what it prints, both streams
 together; "..." stands for any text, and alone on a line for any lines; "[exit status N]" as the last one says how the
 command ends, otherwise with 0. A command without lines below it need only succeed. In a block marked `console varies` a number
 stands for any number: times, losses and speeds are real ones, of some machine. A block marked `python` is a program
@@ -32,7 +32,9 @@ def commands(block, line):
     """(command, lines shown, line of the page) of a console block."""
     found = []
     for number, text in enumerate(block.splitlines(), line):
-        if text.startswith("$ "):
+        if found and found[-1][0].endswith("\\"):
+            found[-1] = (found[-1][0] + "\n" + text, *found[-1][1:])
+        elif text.startswith("$ "):
             found.append((text[2:], [], number))
         elif found:
             found[-1][1].append(text)
