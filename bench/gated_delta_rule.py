@@ -16,7 +16,8 @@ import torch
 from torch.nn.functional import softplus
 
 DIM = 128
-# Relative errors of the whole tensor. The first six are those of the fastest published kernels on the same kind of input.
+# Relative errors of the whole tensor. The first six are those of the fastest published kernels on the same kind of input: gates as in a
+# trained model, no initial state, a gradient for the output alone.
 BOUNDS = {"out": 4.2e-3, "dq": 4.4e-3, "dk": 4.5e-3, "dv": 4.1e-3, "dg": 3.5e-3, "dbeta": 3.9e-3, "state": 4.5e-3, "dstate": 4.5e-3}
 OTHER_BOUND = 1e-2   # where decays are extreme, states start large, or a tensor is so small that its error varies much
 
@@ -100,6 +101,8 @@ def measure_errors(lengths, inputs, l2norm, state_grad=True):
     names = ["dq", "dk", "dv", "dg", "dbeta", "dstate"]
     errors = {"out": relative(out, expected.detach()), "state": relative(state, expected_state.detach())}
     errors |= {name: relative(x, y.grad) for name, x, y in zip(names, grads, [*exact, exact_initial])}
+    if initial is None:
+        del errors["dstate"]   # not asked for
     return errors, same
 
 
@@ -109,9 +112,10 @@ def check():
         ("one sequence of 512, grouped", [512], 4, 12, "model", {}, BOUNDS),
         ("more work than fits at once", [1400], 8, 24, "model", {}, BOUNDS),
         ("the same, heads not grouped", [300, 404], 16, 16, "model", {}, BOUNDS),
-        ("one chunk", [64], 1, 1, "model", {}, None),
+        ("one chunk", [64], 4, 12, "model", {"initial_state": True}, None),
         ("no decay", [256], 2, 2, "none", {}, None),
         ("pack", [1, 63, 64, 65, 127, 130, 2, 257], 2, 6, "model", {"initial_state": True, "strided": True}, None),
+        ("eight value heads a key head", [130, 70], 1, 8, "model", {}, None),
         ("short ones, random", [rng.randint(1, 90) for _ in range(12)], 2, 6, "model", {"strided": True}, None),
         ("an empty one inside", [5, 0, 70, 0], 2, 4, "model", {"initial_state": True}, None),
         ("many heads and sequences", [100, 30, 64], 16, 48, "model", {"initial_state": True}, None),
@@ -123,7 +127,7 @@ def check():
     for name, lengths, key_heads, value_heads, decay, options, bounds in cases:
         inputs = draw(lengths, key_heads, value_heads, decay, **options)
         l2norm = not options.get("unit", False)
-        errors, same = measure_errors(lengths, inputs, l2norm)
+        errors, same = measure_errors(lengths, inputs, l2norm, state_grad=bounds is None)
         over = [x for x, e in errors.items() if not e <= (bounds[x] if bounds else OTHER_BOUND)]
         failed |= bool(over) or not same
         rows.append({"case": name, "errors": errors, "same_bits": same, "over": over})

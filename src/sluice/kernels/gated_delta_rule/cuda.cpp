@@ -114,13 +114,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options());
   const Tensor grad_v = at::empty(v.sizes(), v.options());
   const Tensor grad_g = at::empty(g.sizes(), g.options()), grad_beta = at::empty(beta.sizes(), beta.options());
-  const Tensor grad_initial_state = at::empty({params.forward.sequences, v.size(1), q.size(2), v.size(2)}, g.options());
+  // Without an initial state nobody asks for its gradient: zeros that take no memory stand in for it.
+  const std::vector<int64_t> state_shape{params.forward.sequences, v.size(1), q.size(2), v.size(2)};
+  const Tensor grad_initial_state =
+      initial_state ? at::empty(state_shape, g.options()) : at::zeros({}, g.options()).expand(state_shape);
   params.grad_q = mutable_bf16_data(grad_q);
   params.grad_k = mutable_bf16_data(grad_k);
   params.grad_v = mutable_bf16_data(grad_v);
   params.grad_g = grad_g.mutable_data_ptr<float>();
   params.grad_beta = grad_beta.mutable_data_ptr<float>();
-  params.grad_initial_state = grad_initial_state.mutable_data_ptr<float>();
+  if (initial_state) params.grad_initial_state = grad_initial_state.mutable_data_ptr<float>();
   const Tensor scratch = workspace(gated_delta_rule_backward_workspace_bytes(params.forward), q);
   params.forward.workspace = scratch.mutable_data_ptr();
   check_launch(launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream()));

@@ -264,6 +264,13 @@ __global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params
                                 rows.y, thread);
   }
   copy_arrive(loaded);
+  const int heads = params.value_heads / params.key_heads;
+  const auto load_gate_batch = [&](int first) {
+    if (first + warp < heads) {
+      load_gates(shared.gate[warp], shared.beta[warp], params, rows, key_head * heads + first + warp, lane);
+    }
+  };
+  load_gate_batch(0);
   barrier_wait(loaded, 0);
   fence_async_proxy();
   row_norms(shared, params.qk_l2norm, thread);
@@ -281,12 +288,11 @@ __global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params
   mma_wait<0>();
   pin(kk);
   pin(qk);
-  __syncthreads();  // norms written; the tiles' memory is free for the matrices
+  __syncthreads();  // norms and gates written; the tiles' memory is free for the matrices
 
   float* norms = workspace.norms + (static_cast<int64_t>(chunk) * params.key_heads + key_head) * 2 * kChunk;
   norms[thread] = thread < kChunk ? shared.k_norm[thread] : shared.q_norm[thread - kChunk];
 
-  const int heads = params.value_heads / params.key_heads;
   const int row = 16 * warp + lane / 4, column = 2 * (lane % 4);
   const float row_k[2] = {shared.k_norm[row], shared.k_norm[row + 8]};
   const float row_q[2] = {params.scale * shared.q_norm[row], params.scale * shared.q_norm[row + 8]};
@@ -297,11 +303,8 @@ __global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params
     qk[i] *= row_q[(i >> 1) & 1] * column_k;
   }
   for (int i = 0; i < heads; ++i) {
-    if (i % kGateBatch == 0) {
-      __syncthreads();
-      if (i + warp < heads) {
-        load_gates(shared.gate[warp], shared.beta[warp], params, rows, key_head * heads + i + warp, lane);
-      }
+    if (i > 0 && i % kGateBatch == 0) {
+      load_gate_batch(i);
       __syncthreads();
     }
     const int64_t block = static_cast<int64_t>(chunk) * params.value_heads + key_head * heads + i;
