@@ -42,7 +42,11 @@ Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* st
     if (recompute_ == Recompute::kBlocks && at::GradMode::is_enabled()) {
       std::vector<Tensor> parameters;
       for (const auto* parameter : block->parameters()) parameters.push_back(parameter->value);
-      h = recompute([block, context](const Tensor& x) { return block->forward(x, context, nullptr); }, h, parameters);
+      // The backward pass may come after the caller's pack is gone: the function holds its own.
+      const auto again = [block, pack, rotary = context.rotary](const Tensor& x) {
+        return block->forward(x, {.pack = pack, .rotary = rotary}, nullptr);
+      };
+      h = recompute(again, h, parameters);
     } else {
       h = block->forward(h, context, state == nullptr ? nullptr : state->layers[i].get());
     }

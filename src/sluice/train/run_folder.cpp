@@ -30,6 +30,15 @@ std::string differences(const nlohmann::json& before, const nlohmann::json& now)
 
 bool holds_a_run(const fs::path& out) { return fs::exists(out) && !fs::is_empty(out); }
 
+// What a killed process left half written.
+void remove_partial(const fs::path& out) {
+  std::vector<fs::path> partial;
+  for (const auto& entry : fs::directory_iterator(out)) {
+    if (entry.path().filename().string().starts_with(kPartialPrefix)) partial.push_back(entry.path());
+  }
+  for (const auto& path : partial) fs::remove_all(path);
+}
+
 void check_same_settings(const SftOptions& options, const TrainingState& state) {
   const auto changed = differences(state.meta.value("settings", nlohmann::json::object()), maths_settings(options));
   if (changed.empty()) return;
@@ -67,10 +76,11 @@ std::optional<TrainingState> open_run(const SftOptions& options, const std::stri
   if (options.ckpt.resume == Resume::kAuto) {
     state = read_latest(out);
     if (state) check_same_settings(options, *state);
-  } else if (holds_a_run(out)) {
+  } else if (!options.run.overwrite && holds_a_run(out)) {
     fail_usage("{}: not empty; --ckpt.resume auto goes on with the run there, --run.overwrite removes it", out.string());
   }
   fs::create_directories(out);
+  remove_partial(out);
   write_file(out / "config.toml", resolved_toml);
   return state;
 }

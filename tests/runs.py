@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny model folders, data files and runs of `sluice sft` for the tests of whole commands."""
+import json
+import random
+import shutil
+
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen3_5ForCausalLM
+
+from conftest import ROOT, qwen3_5_config, random_model, run
+
+VOCAB = 1024   # of the bundled tokenizer
+
+
+def add_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "examples" / "tiny" / "tokenizer" / name, folder)
+
+
+def tiny_config(**changes):
+    """Two layers, one of each kind."""
+    settings = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                    layer_types=["linear_attention", "full_attention"], tie_word_embeddings=True, eos_token_id=2)
+    return qwen3_5_config(**settings | changes)
+
+
+def make_model(folder, seed=0, **changes):
+    """Writes a random float32 model with the bundled tokenizer; returns transformers' model."""
+    model = random_model(Qwen3_5ForCausalLM, tiny_config(**changes), seed)
+    model.save_pretrained(folder)
+    add_tokenizer(folder)
+    return model
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def token_records(count, shortest, longest, seed=0, alphabet=VOCAB):
+    """Random tokens; every third record has a mask that trains about half of them."""
+    draw = random.Random(seed)
+    records = []
+    for n in range(count):
+        tokens = [draw.randrange(alphabet) for _ in range(draw.randint(shortest, longest))]
+        record = {"tokens": tokens}
+        if n % 3 == 0:
+            record["loss_mask"] = [0] + [1] + [draw.randint(0, 1) for _ in tokens[2:]]
+        records.append(record)
+    return records
+
+
+def sft_arguments(model, data, out, *more, dtype="float32"):
+    return ["sft", "--model", model, "--data.path", data, "--run.out", out, "--precision.dtype", dtype, *more]
+
+
+def sft(*arguments, check=True, **options):
+    return run(*sft_arguments(*arguments, **options), check=check)
+
+
+def metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve(out):
+    """What must be equal when a run is repeated: everything but times and memory."""
+    return [{k: v for k, v in line.items() if not k.startswith(("perf/", "mem/"))} for line in metrics(out)]
+
+
+def exported(out):
+    return load_file(out / "export" / "model.safetensors")
+
+
+def same_bits(a, b):
+    """Two files' tensors: names, dtypes, shapes and every bit."""
+    def raw(tensor):
+        return tensor.dtype, tensor.shape, tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+    return a.keys() == b.keys() and all(raw(tensor) == raw(b[name]) for name, tensor in a.items())
