@@ -5,8 +5,9 @@
 // one V half of it. A consumer warpgroup owns 64 of the state's V columns, as S^T [64 v, 128 k] in fp32 registers,
 // across all chunks; the V halves never meet. All products are taken transposed, with V along the accumulator's rows,
 // so that each result is the next product's left operand in registers: a chunk passes no intermediate result through
-// shared memory. A producer warpgroup loads the chunks' tiles into a ring of stages. CTAs are persistent: it runs ahead
-// into the next item.
+// shared memory. The last warpgroup moves data: two warps load the chunks' tiles into a ring of stages, and one warp a
+// consumer warpgroup carries what that one staged in shared memory out to global memory. CTAs are persistent: the
+// loaders run ahead into the next item.
 #pragma once
 
 #include "sluice/kernels/gated_delta_rule/sm90.cuh"
