@@ -220,6 +220,8 @@ TEST_F(OptionErrors, KnowOtherProgramsNames) {
             R"(run.toml:1: unknown key "learning_rate": did you mean optim.lr (called learning_rate elsewhere)?)");
   EXPECT_EQ(typing({"--learning-rat", "1e-5"}),
             R"(unknown option "--learning-rat": did you mean optim.lr (called learning_rate elsewhere)?)");
+  EXPECT_EQ(typing({"--optim.learning_rat", "1e-5"}),
+            R"(unknown option "--optim.learning_rat": did you mean optim.lr (called learning_rate elsewhere)?)");
   EXPECT_EQ(typing({"--model-name-or-path", "x"}),
             R"(unknown option "--model-name-or-path": did you mean model.path (called model_name_or_path elsewhere)?)");
 }

@@ -43,10 +43,13 @@ void add_options(const OptionList& list, std::vector<Candidate>& candidates) {
   }
 }
 
-std::vector<Candidate> candidates_of(const OptionList& list) {
+// What may be meant by `key`: a section only where the key names none.
+std::vector<Candidate> candidates_of(const OptionList& list, std::string_view key) {
   std::vector<Candidate> candidates;
   add_options(list, candidates);
-  for (const auto& section : list.sections()) candidates.push_back({section.name, section.name, ""});
+  if (key.find('.') == std::string_view::npos) {
+    for (const auto& section : list.sections()) candidates.push_back({section.name, section.name, ""});
+  }
   for (const auto& tables : list.tables()) {
     candidates.push_back({tables.name, tables.name, ""});
     tables.with_blank([&](const OptionList& blank) { add_options(blank, candidates); });
@@ -99,7 +102,7 @@ std::string suggestion(const OptionList& list, std::string_view unknown_key) {
   };
   Candidate best;
   std::pair<int, std::size_t> best_fit{4, 0};
-  for (const auto& candidate : candidates_of(list)) {
+  for (const auto& candidate : candidates_of(list, key)) {
     if (const auto candidate_fit = fit(candidate); candidate_fit < best_fit) {
       std::tie(best, best_fit) = std::pair(candidate, candidate_fit);
     }
