@@ -132,5 +132,6 @@ function(sluice_cuda_library name folder)
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -lineinfo>)
   set_target_properties(${name} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-  target_link_libraries(${name} PRIVATE sluice_options sluice_dep_torch sluice_dep_fmt CUDA::cudart_static)
+  target_link_libraries(${name} PRIVATE sluice_options sluice_dep_torch sluice_dep_fmt ${torch_dir}/lib/libc10_cuda.so
+    CUDA::cudart_static)
 endfunction()
