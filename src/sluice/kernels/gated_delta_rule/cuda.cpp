@@ -3,8 +3,11 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <tuple>
+#include <vector>
 
 #include "sluice/core/error.h"
 #include "sluice/core/tensor.h"
@@ -18,8 +21,19 @@ using Optional = const std::optional<Tensor>&;
 const __nv_bfloat16* bf16_data(const Tensor& x) { return static_cast<const __nv_bfloat16*>(x.const_data_ptr()); }
 __nv_bfloat16* mutable_bf16_data(const Tensor& x) { return static_cast<__nv_bfloat16*>(x.mutable_data_ptr()); }
 
-// [T, heads, dim] with dense heads within a token; the tokens may lie further apart (a slice of a wider projection).
-Tensor dense_heads(const Tensor& x) { return x.stride(2) == 1 && x.stride(1) == x.size(2) ? x : x.contiguous(); }
+// [T, heads, dim] with dense heads within a token and rows that start at multiples of 16 bytes; the tokens may lie
+// further apart (a slice of a wider projection). Anything else is copied.
+Tensor dense_heads(const Tensor& x) {
+  const bool dense = x.stride(2) == 1 && x.stride(1) == x.size(2);
+  const bool aligned = x.stride(0) % 8 == 0 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  return dense && aligned ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+void check_shape(const char* name, const Tensor& x, at::IntArrayRef shape, at::ScalarType type, const Tensor& q) {
+  SLUICE_CHECK(x.sizes() == shape && x.scalar_type() == type && x.device() == q.device(),
+               "gated_delta_rule: {} must be {} {} on {}, as q {} asks; got {} on {}", name, c10::str(shape),
+               c10::toString(type), q.device().str(), describe(q), describe(x), x.device().str());
+}
 
 // What the params point into: inputs in the layout that the kernels read. Held until the launch.
 struct Inputs {
@@ -28,15 +42,18 @@ struct Inputs {
 
 Inputs make_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                    const Tensor& cu_seqlens, Optional initial_state) {
-  for (const Tensor* x : {&q, &k, &v}) {
-    SLUICE_CHECK(x->scalar_type() == kBFloat16, "gated_delta_rule: on a GPU q, k and v must be bfloat16; got {}",
-                 describe(*x));
-  }
-  for (const Tensor* x : {&k, &v, &g, &beta, &cu_seqlens}) {
-    SLUICE_CHECK(x->device() == q.device(),
-                 "gated_delta_rule: all tensors must be on the device of q, {}; one is on {}", q.device().str(),
-                 x->device().str());
-  }
+  SLUICE_CHECK(
+      q.dim() == 3 && v.dim() == 3 && q.scalar_type() == kBFloat16 && q.size(1) > 0 && v.size(1) % q.size(1) == 0,
+      "gated_delta_rule: on a GPU q must be bfloat16 [T, Hk, K] and v [T, Hv, V], Hv a multiple of Hk; got q {}, v {}",
+      describe(q), describe(v));
+  const std::int64_t tokens = q.size(0), sequences = cu_seqlens.numel() - 1;
+  check_shape("k", k, q.sizes(), kBFloat16, q);
+  check_shape("v", v, {tokens, v.size(1), v.size(2)}, kBFloat16, q);
+  check_shape("g", g, {tokens, v.size(1)}, kFloat, q);
+  check_shape("beta", beta, {tokens, v.size(1)}, kFloat, q);
+  check_shape("cu_seqlens", cu_seqlens, {std::max<std::int64_t>(sequences, 0) + 1}, kInt, q);
+  if (initial_state)
+    check_shape("initial_state", *initial_state, {sequences, v.size(1), q.size(2), v.size(2)}, kFloat, q);
   return {dense_heads(q),
           dense_heads(k),
           dense_heads(v),
@@ -106,7 +123,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
   GatedDeltaBackwardParams params{};
   params.forward = make_params(inputs, scale, qk_l2norm);
-  const Tensor out_grad = grad_out.contiguous();
+  check_shape("grad_out", grad_out, v.sizes(), kBFloat16, q);
+  const Tensor out_grad = dense_heads(grad_out).contiguous();
+  const std::vector<int64_t> state_shape{params.forward.sequences, v.size(1), q.size(2), v.size(2)};
+  if (grad_final_state) check_shape("grad_final_state", *grad_final_state, state_shape, kFloat, q);
   const Tensor state_grad = grad_final_state ? grad_final_state->contiguous() : Tensor();
   params.grad_out = bf16_data(out_grad);
   params.grad_final_state = state_grad.defined() ? state_grad.const_data_ptr<float>() : nullptr;
@@ -115,7 +135,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const Tensor grad_v = at::empty(v.sizes(), v.options());
   const Tensor grad_g = at::empty(g.sizes(), g.options()), grad_beta = at::empty(beta.sizes(), beta.options());
   // Without an initial state nobody asks for its gradient: zeros that take no memory stand in for it.
-  const std::vector<int64_t> state_shape{params.forward.sequences, v.size(1), q.size(2), v.size(2)};
   const Tensor grad_initial_state =
       initial_state ? at::empty(state_shape, g.options()) : at::zeros({}, g.options()).expand(state_shape);
   params.grad_q = mutable_bf16_data(grad_q);
