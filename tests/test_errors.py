@@ -244,7 +244,8 @@ def test_untidy_files_hold_the_same_samples(name, form, sound, tmp_path):
     tidy.write_bytes(b"\n".join(lines) + b"\n")
     untidy.write_bytes(form(lines))
     shown = [run("tokenize", "--model", sound, "--data", file, "--show", 3).stdout for file in (tidy, untidy)]
-    assert "two é" in shown[0] and shown[0] == shown[1]
+    without_places = [[line.split(": ")[-1] for line in text.splitlines()] for text in shown]
+    assert "two é" in shown[0] and without_places[0] == without_places[1]
 
 
 def test_samples_without_anything_to_train_are_counted(sound, tmp_path):
@@ -316,7 +317,7 @@ def test_a_mistake_in_a_file_is_named_with_its_line(fault, sound, data, tmp_path
 def test_a_missing_file_of_settings_is_refused(tmp_path):
     done = run("sft", tmp_path / "none.toml", check=False)
     assert done.returncode in (USAGE, DATA)
-    check_refused(done, done.returncode, "none.toml", "No such file")
+    check_refused(done, done.returncode, "none.toml", "no such file")
 
 
 def test_folders_that_hold_something_are_left_alone(sound, data, tmp_path):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice sft`: the arithmetic against transformers and torch, and runs that are stopped, killed, resumed or refused."""
+import copy
 import json
 import math
 import os
@@ -15,9 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
 
-from conftest import ROOT, program, random_model, run
+from conftest import program, random_model, run
 from runs import (add_tokenizer, curve, exported, make_model, metrics, same_bits, sft, sft_arguments, tiny_config,
                   token_records, write_jsonl)
+from test_qwen3_5 import widened
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +89,23 @@ def test_fifty_steps_follow_transformers_and_torch(data, tmp_path, tied):
     steps = dump_batches(tmp_path / "model", data, 50)
     assert max(len(packs) for packs in steps) > 1
     assert max(len(pack["sequences"]) for packs in steps for pack in packs) > 1
-    losses, norms = reference_run(reference, steps, lr=2e-3, warmup=5, weight_decay=0.1, clip_norm=0.7)
+    settings = dict(lr=2e-3, warmup=5, weight_decay=0.1, clip_norm=0.7)
+    exact = copy.deepcopy(reference).double()
+    losses, norms = reference_run(reference, steps, **settings)
     ours = metrics(tmp_path / "run")
     assert losses[-1] < losses[0] - 1
     assert sum(norm > 0.7 for norm in norms) > 25   # the clipping was at work
     assert [line["train/loss"] for line in ours] == pytest.approx(losses, abs=1e-3)
-    assert [line["train/grad_norm"] for line in ours] == pytest.approx(norms, rel=1e-2)
+    assert [line["train/grad_norm"] for line in ours] == pytest.approx(norms, rel=1e-3)
+    # In float32 transformers' gradients of the decay (A_log, dt_bias, in_proj_a) are differences of large sums. AdamW
+    # divides by their size, so that its own weights after fifty steps are 5e-3 from its float64 run; ours are 3e-7.
+    with widened():
+        reference_run(exact, steps, **settings)
     final = exported(tmp_path / "run")
+    for name, parameter in exact.named_parameters():
+        assert relative(final[name], parameter.detach()) < 1e-5, name
     for name, parameter in reference.named_parameters():
-        assert relative(final[name], parameter.detach()) < 1e-3, name
+        assert relative(final[name], parameter.detach()) < (1e-2 if "in_proj_a" in name else 1e-3), name
 
 
 def test_tokens_in_one_pack_or_in_several_give_the_same_step(model, tmp_path):
