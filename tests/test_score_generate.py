@@ -18,7 +18,7 @@ SHAPES = {
     "all linear": dict(layer_types=["linear_attention"] * 2),
     "all full": dict(layer_types=["full_attention"] * 2),
 }
-END = 2   # the model's end id; the bundled tokenizer has the same
+ENDS = [2, 1017]   # the model's end id and the tokenizer's <|im_end|>
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -63,10 +63,11 @@ def test_text_and_messages_are_scored_as_their_tokens(folder, tmp_path):
     path = folder[0]
     text = "The river, which had been quiet for years, rose é."
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "well, hello"}]
-    ids = AutoTokenizer.from_pretrained(path)(text).input_ids
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    ids = tokenizer(text).input_ids
     scored = score(path, [{"text": text}, {"tokens": ids}, {"messages": messages}], tmp_path)
     assert scored[0] == scored[1] and scored[0]["tokens"] == ids
-    assert len(scored[2]["tokens"]) > 10   # the template of the family
+    assert scored[2]["tokens"] == tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
     assert scored[2]["logprobs"][1:] == pytest.approx(reference_logprobs(folder[1], scored[2]["tokens"]), abs=1e-5)
 
 
@@ -80,10 +81,10 @@ def test_greedy_answers_equal_transformers_at_every_length(folder, tmp_path):
     for prompt, answer in zip(prompts, answers):
         with torch.no_grad():
             whole = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                                   max_new_tokens=8, do_sample=False, eos_token_id=[END], pad_token_id=0,
+                                   max_new_tokens=8, do_sample=False, eos_token_id=ENDS, pad_token_id=0,
                                    use_cache=has_cache)[0].tolist()
         assert answer["tokens"] == whole[len(prompt):], len(prompt)
-        assert answer["finish_reason"] == ("stop" if answer["tokens"][-1] == END else "length")
+        assert answer["finish_reason"] == ("stop" if answer["tokens"][-1] in ENDS else "length")
         assert answer["logprobs"] == pytest.approx(reference_logprobs(model, whole)[len(prompt) - 1:], abs=1e-4)
 
 
