@@ -185,7 +185,7 @@ ExitCode run_generate(const GenerateOptions& options, const Invocation& invocati
   const auto start = std::chrono::steady_clock::now();
   engine.run();
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  log_info("{} tokens in {:.2f} s: {:.1f} tokens/s", tokens, elapsed.count(),
+  log_info("{} tokens in {:.3f} s: {:.1f} tokens/s", tokens, elapsed.count(),
            static_cast<double>(tokens) / elapsed.count());
   return ExitCode::kDone;
 }

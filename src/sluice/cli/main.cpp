@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <malloc.h>
 #include <torch/version.h>
 
+#include <climits>
 #include <string>
 
 #include "sluice/cli/export.h"
@@ -19,10 +21,18 @@ bool is_out_of_memory(const std::exception& error) {
   return text.find("not enough memory") != std::string::npos || text.find("out of memory") != std::string::npos;
 }
 
+// A step's tensors come and go in the same sizes. Their pages are kept for the next step; returning them to the system
+// and clearing them again costs a tenth of a small model's step.
+void keep_pages() {
+  ::mallopt(M_MMAP_THRESHOLD, INT_MAX);
+  ::mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace sluice;
+  keep_pages();
   const Program program{
       .libtorch_version = TORCH_VERSION,
       .commands = {command("init", "make a model folder with random weights", run_init),

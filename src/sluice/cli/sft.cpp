@@ -79,7 +79,7 @@ ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
   log_info("model: {} parameters, all trained; {} threads", count_elements(parameters), at::get_num_threads());
   if (invocation.dry_run) return ExitCode::kDone;
 
-  const auto state = open_run(options, invocation.resolved_toml);
+  const auto state = open_run(options, data.train, invocation.resolved_toml);
   SftTrainer trainer(options, decoder, data.train, data.eval, state);
   if (state) log_info("resuming after step {} of {}", state->step, trainer.total_steps());
   if (const auto end = trainer.run(); end != ExitCode::kDone) return end;

@@ -2,6 +2,7 @@
 #include "sluice/train/run_folder.h"
 
 #include <algorithm>
+#include <span>
 #include <variant>
 
 #include "sluice/core/error.h"
@@ -39,8 +40,11 @@ void remove_partial(const fs::path& out) {
   for (const auto& path : partial) fs::remove_all(path);
 }
 
-void check_same_settings(const SftOptions& options, const TrainingState& state) {
-  const auto changed = differences(state.meta.value("settings", nlohmann::json::object()), maths_settings(options));
+void check_same_settings(const SftOptions& options, const std::vector<Sample>& train, const TrainingState& state) {
+  auto changed = differences(state.meta.value("settings", nlohmann::json::object()), maths_settings(options));
+  if (changed.empty() && state.meta.value("samples", "") != fingerprint(train)) {
+    changed = fmt::format("\n  data.path: {} holds other samples than before", options.data.path.string());
+  }
   if (changed.empty()) return;
   if (!options.ckpt.force) {
     fail_usage("{}: the run began with other settings:{}\n  Give the same ones, or --ckpt.force to go on with these.",
@@ -63,7 +67,16 @@ nlohmann::json maths_settings(const SftOptions& options) {
   return settings;
 }
 
-std::optional<TrainingState> open_run(const SftOptions& options, const std::string& resolved_toml) {
+std::string fingerprint(const std::vector<Sample>& samples) {
+  std::string sums;
+  for (const auto& sample : samples) {
+    sums += checksum(std::as_bytes(std::span(sample.tokens))) + checksum(std::as_bytes(std::span(sample.loss_mask)));
+  }
+  return checksum(std::as_bytes(std::span(sums)));
+}
+
+std::optional<TrainingState> open_run(const SftOptions& options, const std::vector<Sample>& train,
+                                      const std::string& resolved_toml) {
   const auto& out = options.run.out;
   if (options.run.overwrite && options.ckpt.resume == Resume::kAuto) {
     fail_usage("run.overwrite and ckpt.resume = auto contradict each other: give one of them");
@@ -75,7 +88,7 @@ std::optional<TrainingState> open_run(const SftOptions& options, const std::stri
   std::optional<TrainingState> state;
   if (options.ckpt.resume == Resume::kAuto) {
     state = read_latest(out);
-    if (state) check_same_settings(options, *state);
+    if (state) check_same_settings(options, train, *state);
   } else if (!options.run.overwrite && holds_a_run(out)) {
     fail_usage("{}: not empty; --ckpt.resume auto goes on with the run there, --run.overwrite removes it", out.string());
   }

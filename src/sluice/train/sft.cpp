@@ -75,6 +75,7 @@ SftTrainer::SftTrainer(const SftOptions& options, Decoder& decoder, const std::v
                        const std::vector<Sample>& eval, const std::optional<TrainingState>& state)
     : options_(options),
       decoder_(decoder),
+      samples_(fingerprint(train)),
       eval_(all_packs(eval, options.data.seq_len)),
       batches_(train, stream_options(options)),
       parameters_(trained_parameters(decoder, options.optim)),
@@ -150,6 +151,7 @@ void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stat
 void SftTrainer::save(std::int64_t step) {
   checkpoints_.save({.step = step,
                      .meta = {{"settings", maths_settings(options_)},
+                              {"samples", samples_},
                               {"data", batches_.position()},
                               {"trained_tokens", trained_tokens_}},
                      .tensors = optimizer_.state()});

@@ -39,6 +39,7 @@ class SftTrainer {
 
   const SftOptions& options_;
   Decoder& decoder_;
+  std::string samples_;   // fingerprint of those that are trained on
   std::vector<PackedBatch> eval_;
   BatchStream batches_;
   std::vector<Parameter*> parameters_;

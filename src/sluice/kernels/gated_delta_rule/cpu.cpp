@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sluice/kernels/common/exp.h"
 #include "sluice/kernels/common/multiarch.h"
 #include "sluice/kernels/common/operator.h"
 #include "sluice/kernels/common/packing.h"
@@ -24,7 +25,12 @@ namespace sluice {
 namespace {
 
 constexpr std::int64_t kShort = 16;
-constexpr std::int64_t kChunk = 64;  // 32 and 128 are within 10% at K = V = 128 on AVX-512; 64 is the published choice
+constexpr std::int64_t kLargestChunk = 64;
+
+// Work on pairs within a chunk grows with its size, work on the state falls; they meet near the head dim.
+std::int64_t chunk_size(std::int64_t key_dim, std::int64_t value_dim) {
+  return std::max(key_dim, value_dim) <= 64 ? 32 : kLargestChunk;
+}
 
 // The chunks of some sequences, all of `size` tokens but each sequence's last. Ordered by step: chunk 0 of every
 // sequence, then chunk 1 of every sequence that has one, longest sequence first, so that each step's chunks are
@@ -99,22 +105,60 @@ void from_chunks(const Tensor& x, const Chunks& chunks, std::int64_t repeat, Ten
   });
 }
 
-// In place, for each matrix of a [.., C, C] batch: the inverse of I + A for a strictly lower triangular A, by forward
-// substitution; rows above the diagonal become zero.
+// Of one chunk and head, from the running sum of its log decays [C]: D [C], D_C / D_i [C] and D_ij [C, C]. The sums are
+// float64, since their differences cancel: a chunk that decays by e^-1000 would lose three digits of the rest.
 template <typename Scalar>
-SLUICE_MULTIARCH void invert_unit_lower(Scalar* matrices, std::int64_t first, std::int64_t last, std::int64_t n) {
-  for (auto m = first; m < last; ++m) {
-    Scalar* a = matrices + m * n * n;
-    for (std::int64_t i = 0; i < n; ++i) {
-      Scalar row[kChunk] = {};
-      for (std::int64_t j = 0; j < i; ++j) {
-        const Scalar factor = a[i * n + j];
-        const Scalar* done = a + j * n;
-        for (std::int64_t c = 0; c <= j; ++c) row[c] -= factor * done[c];
-      }
-      row[i] = 1;
-      std::copy_n(row, n, a + i * n);
+SLUICE_MULTIARCH void decay_factors(const double* __restrict log_decay, std::int64_t size, Scalar* __restrict decay,
+                                    Scalar* __restrict rest, Scalar* __restrict pair) {
+  for (std::int64_t i = 0; i < size; ++i) {
+    decay[i] = exp_nonpositive(static_cast<Scalar>(log_decay[i]));
+    rest[i] = exp_nonpositive(static_cast<Scalar>(log_decay[size - 1] - log_decay[i]));
+    Scalar* row = pair + i * size;
+    for (std::int64_t j = 0; j <= i; ++j) row[j] = exp_nonpositive(static_cast<Scalar>(log_decay[i] - log_decay[j]));
+    std::fill(row + i + 1, row + size, Scalar(0));
+  }
+}
+
+// Of one chunk and head: M = (I + A)^-1 for A_ij = beta_i (k_i . k_j) D_ij, by forward substitution.
+template <typename Scalar>
+SLUICE_MULTIARCH void invert_unit_lower(const Scalar* __restrict kk, const Scalar* __restrict pair,
+                                        const Scalar* __restrict beta, std::int64_t size, Scalar* __restrict inverse) {
+  for (std::int64_t i = 0; i < size; ++i) {
+    Scalar row[kLargestChunk] = {};
+    for (std::int64_t j = 0; j < i; ++j) {
+      const Scalar factor = beta[i] * kk[i * size + j] * pair[i * size + j];
+      const Scalar* done = inverse + j * size;
+      for (std::int64_t c = 0; c <= j; ++c) row[c] -= factor * done[c];
     }
+    row[i] = 1;
+    std::copy_n(row, size, inverse + i * size);
+  }
+}
+
+// Of one chunk and head, the gradients through its pairs. In: d_attend_ij = dO_i . V'_j and d_solve_ij = dR_i . V'_j.
+// Out: d_attend_ij becomes the gradient of q_i . k_j, d_solve_ij that of k_i . k_j; what A gives to beta is added to
+// d_beta; and crossing_t is the sum over pairs i >= t > j of what they give to log D_ij.
+template <typename Scalar>
+SLUICE_MULTIARCH void pair_gradients(const Scalar* __restrict pair, const Scalar* __restrict kk,
+                                     const Scalar* __restrict qk, const Scalar* __restrict beta, std::int64_t size,
+                                     Scalar* __restrict d_attend, Scalar* __restrict d_solve, Scalar* __restrict d_beta,
+                                     Scalar* __restrict crossing) {
+  Scalar later[kLargestChunk] = {};  // of each column, over the rows from t on
+  for (auto t = size - 1; t >= 0; --t) {
+    const auto row = t * size;
+    Scalar to_beta = 0, sum = 0;
+    for (std::int64_t j = 0; j < t; ++j) {
+      const Scalar solve = -d_solve[row + j] * pair[row + j];
+      to_beta += solve * kk[row + j];
+      d_solve[row + j] = solve * beta[t];
+      d_attend[row + j] *= pair[row + j];
+      later[j] += d_attend[row + j] * qk[row + j] + d_solve[row + j] * kk[row + j];
+      sum += later[j];
+    }
+    std::fill(d_solve + row + t, d_solve + row + size, Scalar(0));
+    std::fill(d_attend + row + t + 1, d_attend + row + size, Scalar(0));  // D_tt = 1
+    d_beta[t] += to_beta;
+    crossing[t] = sum;
   }
 }
 
@@ -185,20 +229,24 @@ ChunkTerms chunk_terms(const Tensor& q, const Tensor& k, const Tensor& v, const 
   terms.k = to_chunks<Scalar>(k, chunks, repeat);
   terms.v = to_chunks<Scalar>(v, chunks, 1);
   terms.beta = to_chunks<Scalar>(beta.unsqueeze(2), chunks, 1);
-  // Differences of sums of logs cancel: in float32 a chunk that decays by e^-1000 would lose three digits of the rest.
-  const auto log_decay = to_chunks<Scalar>(g.unsqueeze(2), chunks, 1).to(kDouble).cumsum(2);  // [N, H, C, 1]
-  const auto type = q.scalar_type();
-  terms.decay = log_decay.to(type).exp();
-  const auto last = log_decay.narrow(2, chunks.size - 1, 1);
-  terms.rest = (last - log_decay).to(type).exp_();
-  terms.total = last.to(type).exp();
-  terms.pair = (log_decay - log_decay.transpose(2, 3)).clamp_max_(0).to(type).exp_().tril_();
+  const Tensor log_decay = to_chunks<Scalar>(g.unsqueeze(2), chunks, 1).to(kDouble).cumsum(2);  // [N, H, C, 1]
+  terms.decay = at::empty_like(terms.beta);
+  terms.rest = at::empty_like(terms.beta);
   terms.kk = terms.k.matmul(terms.k.transpose(2, 3));
-  terms.inverse = (terms.kk * terms.pair).mul_(terms.beta).tril_(-1);
-  auto* matrices = terms.inverse.mutable_data_ptr<Scalar>();
-  const auto size = chunks.size;
-  at::parallel_for(0, terms.inverse.numel() / (size * size), 1,
-                   [=](std::int64_t first, std::int64_t end) { invert_unit_lower(matrices, first, end, size); });
+  terms.pair = at::empty_like(terms.kk);
+  terms.inverse = at::empty_like(terms.kk);
+  const auto* logs = log_decay.const_data_ptr<double>();
+  const auto *strengths = terms.beta.const_data_ptr<Scalar>(), *products = terms.kk.const_data_ptr<Scalar>();
+  auto *decay = terms.decay.mutable_data_ptr<Scalar>(), *rest = terms.rest.mutable_data_ptr<Scalar>();
+  auto *pair = terms.pair.mutable_data_ptr<Scalar>(), *inverse = terms.inverse.mutable_data_ptr<Scalar>();
+  const auto size = chunks.size, square = size * size;
+  at::parallel_for(0, chunks.count() * v.size(1), 1, [=](std::int64_t first, std::int64_t last) {
+    for (auto m = first; m < last; ++m) {
+      decay_factors(logs + m * size, size, decay + m * size, rest + m * size, pair + m * square);
+      invert_unit_lower(products + m * square, pair + m * square, strengths + m * size, size, inverse + m * square);
+    }
+  });
+  terms.total = terms.decay.narrow(2, size - 1, 1);
   return terms;
 }
 
@@ -300,7 +348,7 @@ std::tuple<Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const T
   AT_DISPATCH_FLOATING_TYPES(in.type, "gated_delta_rule", [&] {
     forward_short<scalar_t>(in.q, in.k, in.v, in.g, in.beta, bounds, brief, out, state);
     if (lengthy.empty()) return;
-    const auto chunks = make_chunks(bounds, lengthy, kChunk);
+    const auto chunks = make_chunks(bounds, lengthy, chunk_size(k.size(2), v.size(2)));
     const auto order = sequence_index(chunks);
     auto carried = state.index_select(0, order);
     const auto run = run_chunks<scalar_t>(in.q, in.k, in.v, in.g, in.beta, chunks, carried);
@@ -322,13 +370,30 @@ struct Gradients {
 // Sum over the rows from each one to the last, [N, H, C, D].
 Tensor suffix_sum(const Tensor& x) { return x.flip(2).cumsum(2).flip(2); }
 
+// pair_gradients() for every chunk and head.
+template <typename Scalar>
+void through_pairs(const ChunkTerms& terms, const Tensor& qk, Tensor& d_attend, Tensor& d_kk, Tensor& d_beta,
+                   Tensor& crossing) {
+  const auto size = qk.size(2), square = size * size;
+  const auto *pair = terms.pair.const_data_ptr<Scalar>(), *kk = terms.kk.const_data_ptr<Scalar>(),
+             *products = qk.const_data_ptr<Scalar>(), *beta = terms.beta.const_data_ptr<Scalar>();
+  auto *attend = d_attend.mutable_data_ptr<Scalar>(), *solve = d_kk.mutable_data_ptr<Scalar>(),
+       *strength = d_beta.mutable_data_ptr<Scalar>(), *across = crossing.mutable_data_ptr<Scalar>();
+  at::parallel_for(0, qk.numel() / square, 1, [=](std::int64_t first, std::int64_t last) {
+    for (auto m = first; m < last; ++m) {
+      pair_gradients(pair + m * square, kk + m * square, products + m * square, beta + m * size, size,
+                     attend + m * square, solve + m * square, strength + m * size, across + m * size);
+    }
+  });
+}
+
 template <typename Scalar>
 void backward_chunks(const Prepared& in, const Tensor& d_out, const Chunks& chunks, Tensor& state, Tensor& d_state,
                      Gradients& grads) {
   const auto run = run_chunks<Scalar>(in.q, in.k, in.v, in.g, in.beta, chunks, state);
   const auto& [q, k, v, beta, decay, rest, total, pair, kk, inverse] = run.terms;
   const auto d_o = to_chunks<Scalar>(d_out, chunks, 1);
-  const auto attend = q.matmul(k.transpose(2, 3)).mul_(pair);  // P
+  const auto qk = q.matmul(k.transpose(2, 3)), attend = qk * pair;  // attend: P
   const auto read = (q * decay).transpose(2, 3), taken = (k * decay).mul_(beta).transpose(2, 3), keys_out = k * rest;
 
   // Serial part, backwards: the state's gradient dS, and through it dV' and dR, where V' = M R and R = beta X.
@@ -348,26 +413,23 @@ void backward_chunks(const Prepared& in, const Tensor& d_out, const Chunks& chun
   }
 
   // All chunks at once.
-  const auto predicted = k.matmul(run.seen).mul_(decay);                                       // D K S
-  const auto d_pairs = d_o.matmul(run.written.transpose(2, 3)).mul_(pair);                     // dP D_ij
-  const auto d_solve = d_rhs.matmul(run.written.transpose(2, 3)).neg_().mul_(pair).tril_(-1);  // dA D_ij
-  const auto d_kk = d_solve * beta;
+  const auto predicted = k.matmul(run.seen).mul_(decay);  // D K S
+  auto d_attend = d_o.matmul(run.written.transpose(2, 3)), d_kk = d_rhs.matmul(run.written.transpose(2, 3));
+  auto d_beta = (d_rhs * (v - predicted)).sum(-1, true), crossing = at::empty_like(d_beta);
+  through_pairs<Scalar>(run.terms, qk, d_attend, d_kk, d_beta, crossing);
   const auto from_read = d_o.matmul(run.seen.transpose(2, 3)).mul_(decay);
-  const auto d_q = from_read + d_pairs.matmul(k);
+  const auto d_q = from_read + d_attend.matmul(k);
   const auto d_predicted = d_rhs * beta;  // also dV; -d(D K S)
   const auto from_predicted = d_predicted.matmul(run.seen.transpose(2, 3)).mul_(decay);
   const auto from_write = run.written.matmul(d_seen.transpose(2, 3)).mul_(rest);
-  auto d_k = d_pairs.transpose(2, 3).matmul(q) - from_predicted + from_write;
+  auto d_k = d_attend.transpose(2, 3).matmul(q) - from_predicted + from_write;
   d_k.add_((d_kk + d_kk.transpose(2, 3)).matmul(k));
-  const auto d_beta = (d_rhs * (v - predicted)).sum(-1, true).add_((d_solve * kk).sum(-1, true));
 
   // g_t decays whatever crosses from before t to t or later: the incoming state to reads, predictions and the outgoing
   // state, and each pair (i, j) with i >= t > j. Only such terms are added, so none cancel and a tiny gradient keeps
   // its digits; differences of sums over all pairs would not.
-  auto crossing = d_pairs.mul(q.matmul(k.transpose(2, 3))).add_(d_kk * kk);
   auto d_g = (from_read * q).sum(-1, true) - (d_predicted * predicted).sum(-1, true);
   d_g.narrow(2, chunks.size - 1, 1).add_((d_seen * run.seen).sum({2, 3}, true).mul_(total));
-  crossing = suffix_sum(crossing).tril_(-1).sum(-1, true);
   const auto writes = (from_write * k).sum(-1, true);
   d_g = suffix_sum(d_g).add_(crossing);
   d_g.narrow(2, 1, chunks.size - 1).add_(writes.narrow(2, 0, chunks.size - 1).cumsum(2));
@@ -408,7 +470,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cpu(
     };
     const auto [brief, lengthy] = classify(bounds);
     run(brief, kShort);
-    run(lengthy, kChunk);
+    run(lengthy, chunk_size(k.size(2), v.size(2)));
   });
   auto d_q = grads.q * scale, d_k = grads.k;
   if (qk_l2norm) {
