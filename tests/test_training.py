@@ -264,6 +264,20 @@ def test_a_changed_setting_is_refused_and_listed(model, data, tmp_path):
     assert "lr = 0.002" in (out / "config.toml").read_text()
 
 
+def test_changed_samples_are_refused(model, data, tmp_path):
+    file = tmp_path / "train.jsonl"
+    shutil.copy(data, file)
+    arguments = [*BATCHES, "--train.steps", 2, "--ckpt.resume", "auto"]
+    sft(model, file, tmp_path / "run", *arguments)
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records[3]["tokens"][1] += 1
+    write_jsonl(file, records)
+    refused = sft(model, file, tmp_path / "run", *arguments, check=False)
+    assert refused.returncode == 2
+    assert f"data.path: {file} holds other samples" in refused.stderr and "--ckpt.force" in refused.stderr
+    sft(model, file, tmp_path / "run", *arguments, "--ckpt.force")
+
+
 def test_a_folder_that_holds_something_is_refused(model, data, tmp_path):
     out = tmp_path / "run"
     out.mkdir()
