@@ -363,7 +363,15 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(sound, data, tmp
     assert same_bits(exported(tmp_path / "damaged"), exported(tmp_path / "run"))
 
 
-# ---- full disks ----
+# ---- full memory, full disks ----
+
+def test_too_little_memory_is_said(tmp_path):
+    """The embedding of the largest preset takes 5 GB; there are 4 GB of addresses."""
+    command = f'ulimit -v 4000000; exec "{program("sluice")}" init --preset qwen3_5-27b --out "{tmp_path}/out" --quiet'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    check_refused(done, 4, "out of memory", "bytes")
+    assert list(tmp_path.iterdir()) == []
+
 
 @pytest.fixture
 def small_disk(tmp_path):

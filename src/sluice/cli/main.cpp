@@ -18,7 +18,8 @@ namespace {
 // libtorch reports a failed allocation as an ordinary error of its own.
 bool is_out_of_memory(const std::exception& error) {
   const std::string text = error.what();
-  return text.find("not enough memory") != std::string::npos || text.find("out of memory") != std::string::npos;
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+  return says("not enough memory") || says("out of memory") || says("can't allocate memory");
 }
 
 // A step's tensors come and go in the same sizes. Their pages are kept for the next step; returning them to the system

@@ -106,8 +106,12 @@ int report(ExitCode code, std::string_view message, const std::exception& error,
   return static_cast<int>(code);
 }
 
-// Other libraries append a stack trace to what they say; it is shown on request.
-std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
+// Other libraries put a place in their source before what they say, and a stack trace behind; shown on request.
+std::string_view message_alone(std::string_view text) {
+  text = text.substr(0, text.find('\n'));
+  const auto place_end = text.starts_with("[enforce fail at ") ? text.find("] ") : std::string_view::npos;
+  return place_end == std::string_view::npos ? text : text.substr(place_end + 2);
+}
 
 }  // namespace
 
@@ -123,7 +127,7 @@ int run_program(const Program& program, const std::vector<std::string>& argument
     return report(ExitCode::kMemory, "out of memory", error, debug);
   } catch (const std::exception& error) {
     const bool memory = program.is_out_of_memory && program.is_out_of_memory(error);
-    const auto text = debug ? std::string_view(error.what()) : first_line(error.what());
+    const auto text = debug ? std::string_view(error.what()) : message_alone(error.what());
     return report(memory ? ExitCode::kMemory : ExitCode::kRuntime,
                   fmt::format("{}{}", memory ? "out of memory: " : "", text), error, debug);
   }
