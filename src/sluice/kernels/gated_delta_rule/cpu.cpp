@@ -105,6 +105,50 @@ void from_chunks(const Tensor& x, const Chunks& chunks, std::int64_t repeat, Ten
   });
 }
 
+template <typename Scalar>
+SLUICE_MULTIARCH void scale_range(const Scalar* __restrict from, const Scalar* __restrict factor, std::int64_t first,
+                                  std::int64_t last, std::int64_t width, Scalar* __restrict to) {
+  for (auto row = first; row < last; ++row) {
+    for (std::int64_t d = 0; d < width; ++d) to[row * width + d] = from[row * width + d] * factor[row];
+  }
+}
+
+template <typename Scalar>
+SLUICE_MULTIARCH void dot_range(const Scalar* __restrict a, const Scalar* __restrict b, std::int64_t first,
+                                std::int64_t last, std::int64_t width, Scalar* __restrict dots) {
+  for (auto row = first; row < last; ++row) {
+    Scalar sum = 0;
+    for (std::int64_t d = 0; d < width; ++d) sum += a[row * width + d] * b[row * width + d];
+    dots[row] = sum;
+  }
+}
+
+// x [..., D] times factor [..., 1], both dense, row by row; ATen's broadcast product takes one call a row.
+Tensor scaled(const Tensor& x, const Tensor& factor) {
+  auto out = at::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "scaled", [&] {
+    const auto *from = x.const_data_ptr<scalar_t>(), *by = factor.const_data_ptr<scalar_t>();
+    auto* to = out.mutable_data_ptr<scalar_t>();
+    const auto width = x.size(-1);
+    at::parallel_for(0, factor.numel(), 256,
+                     [=](std::int64_t first, std::int64_t last) { scale_range(from, by, first, last, width, to); });
+  });
+  return out;
+}
+
+// Sum over D of a b, both [..., D] and dense, as [..., 1].
+Tensor row_dots(const Tensor& a, const Tensor& b) {
+  auto dots = at::empty_like(a.narrow(-1, 0, 1), at::MemoryFormat::Contiguous);
+  AT_DISPATCH_FLOATING_TYPES(a.scalar_type(), "row_dots", [&] {
+    const auto *x = a.const_data_ptr<scalar_t>(), *y = b.const_data_ptr<scalar_t>();
+    auto* to = dots.mutable_data_ptr<scalar_t>();
+    const auto width = a.size(-1);
+    at::parallel_for(0, dots.numel(), 256,
+                     [=](std::int64_t first, std::int64_t last) { dot_range(x, y, first, last, width, to); });
+  });
+  return dots;
+}
+
 // Of one chunk and head, from the running sum of its log decays [C]: D [C], D_C / D_i [C] and D_ij [C, C]. The sums are
 // float64, since their differences cancel: a chunk that decays by e^-1000 would lose three digits of the rest.
 template <typename Scalar>
@@ -259,14 +303,14 @@ void add_product(const Tensor& out, const Tensor& a, const Tensor& b) {
 // The serial part: writes what each chunk writes, V' [N, H, C, V], and the state that it saw, [N, H, K, V]; `state`
 // [sequences, H, K, V], longest sequence first, becomes the final one.
 void carry_states(const ChunkTerms& terms, const Chunks& chunks, Tensor& state, Tensor& written, Tensor& seen) {
-  const auto keys_out = (terms.k * terms.rest).transpose(2, 3);
+  const auto keys_out = scaled(terms.k, terms.rest).transpose(2, 3);
   for (std::int64_t step = 0; step < chunks.steps(); ++step) {
     const auto first = chunks.step_begin[step], count = chunks.step_begin[step + 1] - first;
     const auto of = [&](const Tensor& x) { return x.narrow(0, first, count); };
     auto running = state.narrow(0, 0, count);
     of(seen).copy_(running);
-    auto wanted = of(terms.v) - of(terms.k).matmul(running).mul_(of(terms.decay));
-    of(written).copy_(of(terms.inverse).matmul(wanted.mul_(of(terms.beta))));
+    const auto wanted = of(terms.v) - scaled(of(terms.k).matmul(running), of(terms.decay));
+    of(written).copy_(of(terms.inverse).matmul(scaled(wanted, of(terms.beta))));
     running.mul_(of(terms.total));
     add_product(running, of(keys_out), of(written));
   }
@@ -300,22 +344,22 @@ Prepared prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
                  bool qk_l2norm) {
   const auto type = v.scalar_type() == kDouble ? kDouble : kFloat;
   Prepared in{.type = type,
-              .q = q.to(type),
-              .k = k.to(type),
+              .q = q.to(type).contiguous(),
+              .k = k.to(type).contiguous(),
               .v = v.to(type).contiguous(),
               .g = g.contiguous(),
               .beta = beta.contiguous(),
               .q_inverse_norm = {},
               .k_inverse_norm = {}};
   if (qk_l2norm) {
-    const auto inverse_norm = [](const Tensor& x) { return x.square().sum(-1, true).add_(1e-6).rsqrt_(); };
+    const auto inverse_norm = [](const Tensor& x) { return row_dots(x, x).add_(1e-6).rsqrt_(); };
     in.q_inverse_norm = inverse_norm(in.q);
     in.k_inverse_norm = inverse_norm(in.k);
-    in.q = in.q * in.q_inverse_norm;
-    in.k = in.k * in.k_inverse_norm;
+    in.q = scaled(in.q, in.q_inverse_norm * scale);
+    in.k = scaled(in.k, in.k_inverse_norm);
+  } else {
+    in.q = in.q * scale;
   }
-  in.q = (in.q * scale).contiguous();
-  in.k = in.k.contiguous();
   return in;
 }
 
@@ -352,7 +396,7 @@ std::tuple<Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const T
     const auto order = sequence_index(chunks);
     auto carried = state.index_select(0, order);
     const auto run = run_chunks<scalar_t>(in.q, in.k, in.v, in.g, in.beta, chunks, carried);
-    auto o = run.terms.q.matmul(run.seen).mul_(run.terms.decay);
+    auto o = scaled(run.terms.q.matmul(run.seen), run.terms.decay);
     const auto attend = run.terms.q.matmul(run.terms.k.transpose(2, 3)).mul_(run.terms.pair);
     add_product(o, attend, run.written);
     from_chunks<scalar_t>(o, chunks, 1, out);
@@ -394,7 +438,8 @@ void backward_chunks(const Prepared& in, const Tensor& d_out, const Chunks& chun
   const auto& [q, k, v, beta, decay, rest, total, pair, kk, inverse] = run.terms;
   const auto d_o = to_chunks<Scalar>(d_out, chunks, 1);
   const auto qk = q.matmul(k.transpose(2, 3)), attend = qk * pair;  // attend: P
-  const auto read = (q * decay).transpose(2, 3), taken = (k * decay).mul_(beta).transpose(2, 3), keys_out = k * rest;
+  const auto read = scaled(q, decay).transpose(2, 3), taken = scaled(k, decay * beta).transpose(2, 3);
+  const auto keys_out = scaled(k, rest);
 
   // Serial part, backwards: the state's gradient dS, and through it dV' and dR, where V' = M R and R = beta X.
   auto d_written = attend.transpose(2, 3).matmul(d_o);  // dV' [N, H, C, V], from the chunk's own reads
@@ -413,24 +458,24 @@ void backward_chunks(const Prepared& in, const Tensor& d_out, const Chunks& chun
   }
 
   // All chunks at once.
-  const auto predicted = k.matmul(run.seen).mul_(decay);  // D K S
+  const auto predicted = scaled(k.matmul(run.seen), decay);  // D K S
   auto d_attend = d_o.matmul(run.written.transpose(2, 3)), d_kk = d_rhs.matmul(run.written.transpose(2, 3));
-  auto d_beta = (d_rhs * (v - predicted)).sum(-1, true), crossing = at::empty_like(d_beta);
+  auto d_beta = row_dots(d_rhs, v - predicted), crossing = at::empty_like(d_beta);
   through_pairs<Scalar>(run.terms, qk, d_attend, d_kk, d_beta, crossing);
-  const auto from_read = d_o.matmul(run.seen.transpose(2, 3)).mul_(decay);
+  const auto from_read = scaled(d_o.matmul(run.seen.transpose(2, 3)), decay);
   const auto d_q = from_read + d_attend.matmul(k);
-  const auto d_predicted = d_rhs * beta;  // also dV; -d(D K S)
-  const auto from_predicted = d_predicted.matmul(run.seen.transpose(2, 3)).mul_(decay);
-  const auto from_write = run.written.matmul(d_seen.transpose(2, 3)).mul_(rest);
+  const auto d_predicted = scaled(d_rhs, beta);  // also dV; -d(D K S)
+  const auto from_predicted = scaled(d_predicted.matmul(run.seen.transpose(2, 3)), decay);
+  const auto from_write = scaled(run.written.matmul(d_seen.transpose(2, 3)), rest);
   auto d_k = d_attend.transpose(2, 3).matmul(q) - from_predicted + from_write;
   d_k.add_((d_kk + d_kk.transpose(2, 3)).matmul(k));
 
   // g_t decays whatever crosses from before t to t or later: the incoming state to reads, predictions and the outgoing
   // state, and each pair (i, j) with i >= t > j. Only such terms are added, so none cancel and a tiny gradient keeps
   // its digits; differences of sums over all pairs would not.
-  auto d_g = (from_read * q).sum(-1, true) - (d_predicted * predicted).sum(-1, true);
+  auto d_g = row_dots(from_read, q) - row_dots(d_predicted, predicted);
   d_g.narrow(2, chunks.size - 1, 1).add_((d_seen * run.seen).sum({2, 3}, true).mul_(total));
-  const auto writes = (from_write * k).sum(-1, true);
+  const auto writes = row_dots(from_write, k);
   d_g = suffix_sum(d_g).add_(crossing);
   d_g.narrow(2, 1, chunks.size - 1).add_(writes.narrow(2, 0, chunks.size - 1).cumsum(2));
 
@@ -445,7 +490,7 @@ void backward_chunks(const Prepared& in, const Tensor& d_out, const Chunks& chun
 
 // Through y = scale x / |x|: the part along y vanishes.
 Tensor through_l2norm(const Tensor& grad, const Tensor& unit, const Tensor& inverse_norm) {
-  return (grad - unit * (grad * unit).sum(-1, true)).mul_(inverse_norm);
+  return scaled(grad - scaled(unit, row_dots(grad, unit)), inverse_norm);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cpu(
@@ -474,7 +519,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cpu(
   });
   auto d_q = grads.q * scale, d_k = grads.k;
   if (qk_l2norm) {
-    d_q = through_l2norm(d_q, q.to(in.type) * in.q_inverse_norm, in.q_inverse_norm);
+    d_q = through_l2norm(d_q, scaled(q.to(in.type).contiguous(), in.q_inverse_norm), in.q_inverse_norm);
     d_k = through_l2norm(d_k, in.k, in.k_inverse_norm);
   }
   return {d_q.to(q.scalar_type()), d_k.to(k.scalar_type()), grads.v.to(v.scalar_type()), grads.g, grads.beta, d_state};
