@@ -15,13 +15,15 @@ namespace {
 std::filesystem::path find_checkpoint(const std::filesystem::path& given) {
   if (std::filesystem::exists(given / "meta.json")) return given;
   if (const auto latest = find_latest(given)) return *latest;
-  fail_data("{}: neither a checkpoint (no meta.json) nor a run folder with one (no checkpoints/step_N)", given.string());
+  fail_data("{}: neither a checkpoint (no meta.json) nor a run folder with one (no checkpoints/step_N)",
+            given.string());
 }
 
 std::filesystem::path base_of(const TrainingState& state) {
   const auto settings = state.meta.value("settings", nlohmann::json::object());
   const auto path = settings.value("model.path", nlohmann::json::array());
-  if (path.size() != 1 || !path[0].is_string()) fail_data("the checkpoint does not name its base model; give --base DIR");
+  if (path.size() != 1 || !path[0].is_string())
+    fail_data("the checkpoint does not name its base model; give --base DIR");
   return path[0].get<std::string>();
 }
 

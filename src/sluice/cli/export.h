@@ -15,7 +15,8 @@ struct ExportCommandOptions {
   std::filesystem::path base;
   double max_shard_gb = 5;
   void describe(OptionList& option) {
-    option("checkpoint", checkpoint, "RUN/checkpoints/step_N, or RUN for its newest one", {.required = true, .positional = true});
+    option("checkpoint", checkpoint, "RUN/checkpoints/step_N, or RUN for its newest one",
+           {.required = true, .positional = true});
     option("out", out, "folder to make", {.required = true});
     option("base", base, "model folder that the run began with; empty: the one that the run names", {.alias = "model"});
     option("max_shard_gb", max_shard_gb, "largest weights file",

@@ -25,8 +25,9 @@ std::vector<Sample> load_samples(const std::filesystem::path& file, const Sample
 // Moves a part of the samples, chosen by the seed alone, from train to eval.
 void split_off(SftData& data, double part, std::uint64_t seed) {
   const auto count = static_cast<std::int64_t>(data.train.size());
-  const auto kept_back = std::clamp<std::int64_t>(static_cast<std::int64_t>(part * static_cast<double>(count)), 1, count - 1);
-  const auto order = shuffled(count, seed, /*epoch=*/std::uint64_t{0} - 1);   // an epoch that no training reaches
+  const auto kept_back =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(part * static_cast<double>(count)), 1, count - 1);
+  const auto order = shuffled(count, seed, /*epoch=*/std::uint64_t{0} - 1);  // an epoch that no training reaches
   SftData divided;
   for (std::int64_t i = 0; i < count; ++i) {
     (i < kept_back ? divided.eval : divided.train).push_back(std::move(data.train[static_cast<std::size_t>(order[i])]));
@@ -54,7 +55,8 @@ void check_ids(const std::vector<Sample>& samples, std::int64_t vocab_size) {
   for (const auto& sample : samples) {
     for (std::size_t i = 0; i < sample.tokens.size(); ++i) {
       if (sample.tokens[i] < 0 || sample.tokens[i] >= vocab_size) {
-        fail_data("{}: token {} is {}, outside the model's vocabulary of {}", sample.place, i, sample.tokens[i], vocab_size);
+        fail_data("{}: token {} is {}, outside the model's vocabulary of {}", sample.place, i, sample.tokens[i],
+                  vocab_size);
       }
     }
   }
@@ -85,7 +87,7 @@ ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
   if (const auto end = trainer.run(); end != ExitCode::kDone) return end;
 
   const auto folder = options.run.out / "export";
-  std::filesystem::remove_all(folder);   // of an earlier end of the same run
+  std::filesystem::remove_all(folder);  // of an earlier end of the same run
   export_model(folder, parameters, *loaded.folder, loaded.model.weights);
   log_info("exported to {}", folder.string());
   return ExitCode::kDone;

@@ -119,7 +119,8 @@ int run_program(const Program& program, const std::vector<std::string>& argument
   const bool debug = std::find(arguments.begin(), arguments.end(), "--debug") != arguments.end();
   try {
     const auto code = dispatch(program, arguments);
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) fail(ExitCode::kRuntime, "cannot write to standard output");
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      fail(ExitCode::kRuntime, "cannot write to standard output");
     return static_cast<int>(code);
   } catch (const Error& error) {
     return report(error.code(), error.what(), error, debug);

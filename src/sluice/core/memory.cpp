@@ -6,9 +6,9 @@
 namespace sluice {
 
 std::int64_t peak_memory_bytes() {
-  struct rusage usage{};
+  struct rusage usage {};
   ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;   // Linux counts in KiB
+  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
 }
 
 }  // namespace sluice

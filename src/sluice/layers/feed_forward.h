@@ -8,7 +8,7 @@ namespace sluice {
 // The part of a block that works on each token alone.
 class FeedForward : public Module {
  public:
-  virtual Tensor forward(const Tensor& x) const = 0;   // [T, D] to [T, D]
+  virtual Tensor forward(const Tensor& x) const = 0;  // [T, D] to [T, D]
 };
 
 // down( silu(gate x) * up x ), Shazeer 2020.

@@ -12,8 +12,8 @@ namespace {
 // Keys and values of every slot, each slot in a slab of its own: `capacity` rows from slot * capacity on.
 struct KeyValueState : MixerState {
   std::int64_t capacity = 0;
-  Tensor k, v;                         // [slots * capacity, Hkv, d]
-  void clear(std::int64_t) override {}   // rows past a sequence's length are never read
+  Tensor k, v;                          // [slots * capacity, Hkv, d]
+  void clear(std::int64_t) override {}  // rows past a sequence's length are never read
 
   // Appends the pack's keys and values to their slots.
   void append(const Pack& pack, const Tensor& new_k, const Tensor& new_v) {
@@ -46,12 +46,12 @@ GatedAttention::GatedAttention(const GatedAttentionSizes& s)
     : sizes_(s),
       q_proj_(add("q_proj", std::make_unique<Linear>(2 * s.num_attention_heads * s.head_dim, s.hidden_size,
                                                      s.initializer_range))),
-      k_proj_(add("k_proj", std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size,
-                                                     s.initializer_range))),
-      v_proj_(add("v_proj", std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size,
-                                                     s.initializer_range))),
-      o_proj_(add("o_proj", std::make_unique<Linear>(s.hidden_size, s.num_attention_heads * s.head_dim,
-                                                     s.initializer_range))),
+      k_proj_(add("k_proj",
+                  std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size, s.initializer_range))),
+      v_proj_(add("v_proj",
+                  std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size, s.initializer_range))),
+      o_proj_(add("o_proj",
+                  std::make_unique<Linear>(s.hidden_size, s.num_attention_heads * s.head_dim, s.initializer_range))),
       q_norm_(add("q_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))),
       k_norm_(add("k_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))) {}
 
@@ -59,14 +59,14 @@ Tensor GatedAttention::forward(const Tensor& x, const ForwardContext& context, M
   const auto& [pack, table] = context;
   const auto d = sizes_.head_dim;
   const auto query_and_gate = q_proj_.forward(x).unflatten(1, {sizes_.num_attention_heads, 2 * d});
-  const auto gate = query_and_gate.narrow(2, d, d);                                                      // [T, Hq, d]
-  const auto q = rotary(q_norm_.forward(query_and_gate.narrow(2, 0, d)), table.cos, table.sin);          // [T, Hq, d]
+  const auto gate = query_and_gate.narrow(2, d, d);                                              // [T, Hq, d]
+  const auto q = rotary(q_norm_.forward(query_and_gate.narrow(2, 0, d)), table.cos, table.sin);  // [T, Hq, d]
   const auto k = rotary(k_norm_.forward(k_proj_.forward(x).unflatten(1, {sizes_.num_key_value_heads, d})), table.cos,
-                        table.sin);                                                                      // [T, Hkv, d]
+                        table.sin);  // [T, Hkv, d]
   const auto v = v_proj_.forward(x).unflatten(1, {sizes_.num_key_value_heads, d});
   const auto scale = 1 / std::sqrt(static_cast<double>(d));
 
-  Tensor out;   // [T, Hq, d]
+  Tensor out;  // [T, Hq, d]
   if (auto* cache = static_cast<KeyValueState*>(state)) {
     cache->append(pack, k, v);
     const auto [cu_seqlens_k, seqused_k] = cache->extents(pack);

@@ -24,7 +24,7 @@ class GatedAttention : public Mixer {
 
  private:
   GatedAttentionSizes sizes_;
-  Linear& q_proj_;   // [2 Hq d, D]: rows of each head are its query, then its gate
+  Linear& q_proj_;  // [2 Hq d, D]: rows of each head are its query, then its gate
   Linear &k_proj_, &v_proj_, &o_proj_;
   ZeroCenteredRmsNorm &q_norm_, &k_norm_;
 };

@@ -15,8 +15,8 @@ std::int64_t conv_channels(const GatedDeltaNetSizes& s) {
 }
 
 struct GatedDeltaState : MixerState {
-  Tensor conv;        // [slots, 2 Kd + Vd, kernel - 1], oldest first
-  Tensor recurrent;   // [slots, Hv, K, V] float32
+  Tensor conv;       // [slots, 2 Kd + Vd, kernel - 1], oldest first
+  Tensor recurrent;  // [slots, Hv, K, V] float32
   void clear(std::int64_t slot) override {
     conv[slot].zero_();
     recurrent[slot].zero_();
@@ -58,13 +58,14 @@ Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, Mi
   const auto conv = causal_conv(in_proj_qkv_.forward(x), conv_weight_.value, pack.cu_seqlens,
                                 cache ? std::optional(read_slots(cache->conv, pack)) : std::nullopt, /*silu=*/true);
   const auto parts = conv.out.split_with_sizes({key_width, key_width, value_width}, 1);
-  const auto q = parts[0].unflatten(1, {sizes_.num_key_heads, sizes_.key_head_dim});       // [T, Hk, K]
-  const auto k = parts[1].unflatten(1, {sizes_.num_key_heads, sizes_.key_head_dim});       // [T, Hk, K]
-  const auto v = parts[2].unflatten(1, {sizes_.num_value_heads, sizes_.value_head_dim});   // [T, Hv, V]
+  const auto q = parts[0].unflatten(1, {sizes_.num_key_heads, sizes_.key_head_dim});      // [T, Hk, K]
+  const auto k = parts[1].unflatten(1, {sizes_.num_key_heads, sizes_.key_head_dim});      // [T, Hk, K]
+  const auto v = parts[2].unflatten(1, {sizes_.num_value_heads, sizes_.value_head_dim});  // [T, Hv, V]
 
-  const auto beta = in_proj_b_.forward(x).sigmoid().to(kFloat);   // [T, Hv], rounded in the activations' dtype
+  const auto beta = in_proj_b_.forward(x).sigmoid().to(kFloat);  // [T, Hv], rounded in the activations' dtype
   const auto a = in_proj_a_.forward(x).to(kFloat);
-  const auto g = -A_log_.value.exp() * at::softplus(a + dt_bias_.value);   // [T, Hv] float32: small decays vanish in bf16
+  const auto g =
+      -A_log_.value.exp() * at::softplus(a + dt_bias_.value);  // [T, Hv] float32: small decays vanish in bf16
 
   const auto delta = gated_delta_rule(q, k, v, g, beta, pack.cu_seqlens,
                                       cache ? std::optional(read_slots(cache->recurrent, pack)) : std::nullopt,

@@ -9,7 +9,7 @@ namespace sluice {
 
 struct GatedDeltaNetSizes {
   std::int64_t hidden_size;
-  std::int64_t num_key_heads, num_value_heads;   // value head h uses key head h / (num_value_heads / num_key_heads)
+  std::int64_t num_key_heads, num_value_heads;  // value head h uses key head h / (num_value_heads / num_key_heads)
   std::int64_t key_head_dim, value_head_dim;
   std::int64_t conv_kernel_dim;
   double rms_norm_eps;
@@ -28,10 +28,10 @@ class GatedDeltaNet : public Mixer {
 
  private:
   GatedDeltaNetSizes sizes_;
-  Linear &in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_;   // [2 Kd + Vd, D], [Vd, D], [Hv, D], [Hv, D]
-  Parameter &conv_weight_, &dt_bias_, &A_log_;                   // [2 Kd + Vd, 1, kernel], [Hv], [Hv]
+  Linear &in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_;  // [2 Kd + Vd, D], [Vd, D], [Hv, D], [Hv, D]
+  Parameter &conv_weight_, &dt_bias_, &A_log_;                  // [2 Kd + Vd, 1, kernel], [Hv], [Hv]
   GatedRmsNorm& norm_;
-  Linear& out_proj_;   // [D, Vd]
+  Linear& out_proj_;  // [D, Vd]
 };
 
 }  // namespace sluice

@@ -4,12 +4,14 @@
 namespace sluice {
 
 Linear::Linear(std::int64_t out_features, std::int64_t in_features, double initializer_range)
-    : weight_(declare({.name = "weight", .shape = {out_features, in_features}, .init = Init::normal(initializer_range)})) {}
+    : weight_(
+          declare({.name = "weight", .shape = {out_features, in_features}, .init = Init::normal(initializer_range)})) {}
 
 Tensor Linear::forward(const Tensor& x) const { return at::linear(x, weight_.value); }
 
 Embedding::Embedding(std::int64_t vocab_size, std::int64_t hidden_size, double initializer_range)
-    : weight_(declare({.name = "weight", .shape = {vocab_size, hidden_size}, .init = Init::normal(initializer_range)})) {}
+    : weight_(
+          declare({.name = "weight", .shape = {vocab_size, hidden_size}, .init = Init::normal(initializer_range)})) {}
 
 Tensor Embedding::forward(const Tensor& tokens) const { return at::embedding(weight_.value, tokens); }
 

@@ -9,7 +9,7 @@ namespace sluice {
 class Linear : public Module {
  public:
   Linear(std::int64_t out_features, std::int64_t in_features, double initializer_range);
-  Tensor forward(const Tensor& x) const;   // [..., in] to [..., out]
+  Tensor forward(const Tensor& x) const;  // [..., in] to [..., out]
   const Tensor& weight() const { return weight_.value; }
 
  private:
@@ -20,7 +20,7 @@ class Linear : public Module {
 class Embedding : public Module {
  public:
   Embedding(std::int64_t vocab_size, std::int64_t hidden_size, double initializer_range);
-  Tensor forward(const Tensor& tokens) const;   // [T] int64 to [T, D]
+  Tensor forward(const Tensor& tokens) const;  // [T] int64 to [T, D]
   const Tensor& weight() const { return weight_.value; }
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A token mixer: the part of a block that lets tokens see earlier ones. Linear attention and softmax attention are both.
+// A token mixer: the part of a block that lets tokens see earlier ones. Linear attention and softmax attention are
+// both.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,7 @@ namespace sluice {
 class MixerState {
  public:
   virtual ~MixerState() = default;
-  virtual void clear(std::int64_t slot) = 0;   // as before the first token
+  virtual void clear(std::int64_t slot) = 0;  // as before the first token
 };
 
 class Mixer : public Module {
@@ -22,7 +23,8 @@ class Mixer : public Module {
   virtual Tensor forward(const Tensor& x, const ForwardContext& context, MixerState* state) const = 0;
 
   // Room for `slots` sequences of at most `capacity` tokens each, activations in `dtype`.
-  virtual std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity, at::ScalarType dtype) const = 0;
+  virtual std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity,
+                                                at::ScalarType dtype) const = 0;
 };
 
 }  // namespace sluice

@@ -11,7 +11,7 @@ namespace sluice {
 class ZeroCenteredRmsNorm : public Module {
  public:
   ZeroCenteredRmsNorm(std::int64_t size, double eps);
-  Tensor forward(const Tensor& x) const;   // [..., size]
+  Tensor forward(const Tensor& x) const;  // [..., size]
 
  private:
   Parameter& weight_;
@@ -22,7 +22,7 @@ class ZeroCenteredRmsNorm : public Module {
 class GatedRmsNorm : public Module {
  public:
   GatedRmsNorm(std::int64_t head_dim, double eps, GateActivation activation);
-  Tensor forward(const Tensor& x, const Tensor& gate) const;   // [T, H, head_dim] both
+  Tensor forward(const Tensor& x, const Tensor& gate) const;  // [T, H, head_dim] both
 
  private:
   Parameter& weight_;

@@ -13,21 +13,22 @@ namespace sluice {
 
 // T tokens of N sequences. While sampling, sequence n continues what slot slots[n] of the layer states holds.
 struct Pack {
-  std::vector<std::int64_t> lengths;   // of the N sequences, in this pack
-  std::vector<std::int64_t> past;      // tokens that each sequence's slot already holds; empty: none has any
-  std::vector<std::int64_t> slots;     // rising; empty: no states
-  Tensor cu_seqlens;                   // [N + 1] int32
-  Tensor positions;                    // [T] int64: past + index within the sequence
+  std::vector<std::int64_t> lengths;  // of the N sequences, in this pack
+  std::vector<std::int64_t> past;     // tokens that each sequence's slot already holds; empty: none has any
+  std::vector<std::int64_t> slots;    // rising; empty: no states
+  Tensor cu_seqlens;                  // [N + 1] int32
+  Tensor positions;                   // [T] int64: past + index within the sequence
   std::int64_t tokens() const { return positions.size(0); }
 };
 
 // A training pack, or with `past` and `slots` one that continues cached sequences.
-Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past = {}, std::vector<std::int64_t> slots = {});
+Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past = {},
+               std::vector<std::int64_t> slots = {});
 
 // What every block of one forward pass shares.
 struct ForwardContext {
   const Pack& pack;
-  RotaryTable rotary;   // cos and sin for pack.positions; undefined for a model without rotary layers
+  RotaryTable rotary;  // cos and sin for pack.positions; undefined for a model without rotary layers
 };
 
 }  // namespace sluice

@@ -44,13 +44,20 @@ at::ScalarType held_dtype(const Parameter& parameter, at::ScalarType model_dtype
 
 void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_dtype, std::uint64_t seed) {
   for (auto* parameter : parameters) {
-    auto generator = at::make_generator<at::CPUGeneratorImpl>(XXH3_64bits_withSeed(parameter->name.data(), parameter->name.size(), seed));
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(
+        XXH3_64bits_withSeed(parameter->name.data(), parameter->name.size(), seed));
     auto value = at::empty(parameter->shape, at::TensorOptions().dtype(at::kFloat));
     const auto& init = parameter->init;
     switch (init.kind) {
-      case Init::Kind::kNormal: value.normal_(init.a, init.b, generator); break;
-      case Init::Kind::kConstant: value.fill_(init.a); break;
-      case Init::Kind::kLogUniform: value.uniform_(init.a, init.b, generator).log_(); break;
+      case Init::Kind::kNormal:
+        value.normal_(init.a, init.b, generator);
+        break;
+      case Init::Kind::kConstant:
+        value.fill_(init.a);
+        break;
+      case Init::Kind::kLogUniform:
+        value.uniform_(init.a, init.b, generator).log_();
+        break;
     }
     parameter->value = value.to(held_dtype(*parameter, model_dtype));
   }

@@ -35,7 +35,7 @@ class Recompute : public torch::autograd::Function<Recompute> {
     }
     auto found = torch::autograd::grad({output}, wanted, grads, /*retain_graph=*/false, /*create_graph=*/false,
                                        /*allow_unused=*/true);
-    torch::autograd::variable_list result{Tensor()};   // for `call`
+    torch::autograd::variable_list result{Tensor()};  // for `call`
     auto next = found.begin();
     for (const auto& input : inputs) result.push_back(input.requires_grad() ? *next++ : Tensor());
     return result;
@@ -48,7 +48,8 @@ Tensor recompute(const std::function<Tensor(const Tensor&)>& function, const Ten
                  const std::vector<Tensor>& parameters) {
   torch::autograd::variable_list inputs{x};
   inputs.insert(inputs.end(), parameters.begin(), parameters.end());
-  return Recompute::apply(c10::make_intrusive<Call>(function), at::TensorList(inputs));   // a vector would get no gradient
+  return Recompute::apply(c10::make_intrusive<Call>(function),
+                          at::TensorList(inputs));  // a vector would get no gradient
 }
 
 }  // namespace sluice

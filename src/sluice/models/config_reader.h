@@ -16,23 +16,24 @@ class ConfigReader {
   ConfigReader(const nlohmann::json& object, std::string where);
 
   // A positive whole number, at most `most`. Without a default the key must be there.
-  std::int64_t size(const std::string& key, std::optional<std::int64_t> fallback = {}, std::int64_t most = 1 << 24) const;
+  std::int64_t size(const std::string& key, std::optional<std::int64_t> fallback = {},
+                    std::int64_t most = 1 << 24) const;
   double number(const std::string& key, std::optional<double> fallback = {}) const;
   bool flag(const std::string& key, bool fallback) const;
-  std::vector<std::string> strings(const std::string& key) const;   // empty where absent
+  std::vector<std::string> strings(const std::string& key) const;  // empty where absent
 
   // A key whose only supported values are `supported`; absent counts as the first of them.
   void require(const std::string& key, const std::vector<nlohmann::json>& supported) const;
 
   // The object below `key`, empty where absent.
   ConfigReader object(const std::string& key) const;
-  bool has(const std::string& key) const;   // present and not null
+  bool has(const std::string& key) const;  // present and not null
   const std::string& where() const { return where_; }
 
   [[noreturn]] void fail_at(const std::string& key, const std::string& expected) const;
 
  private:
-  const nlohmann::json& at(const std::string& key) const;   // null where absent
+  const nlohmann::json& at(const std::string& key) const;  // null where absent
 
   nlohmann::json object_;
   std::string where_;

@@ -19,12 +19,13 @@ Tensor Block::forward(const Tensor& h, const ForwardContext& context, MixerState
 Decoder::Decoder(DecoderParts parts)
     : vocab_size_(parts.vocab_size),
       rotary_(parts.rotary),
-      embed_tokens_(add("model.embed_tokens", std::make_unique<Embedding>(parts.vocab_size, parts.hidden_size,
-                                                                          parts.initializer_range))),
+      embed_tokens_(add("model.embed_tokens",
+                        std::make_unique<Embedding>(parts.vocab_size, parts.hidden_size, parts.initializer_range))),
       blocks_([&] {
         std::vector<Block*> blocks;
         for (auto& block : parts.blocks) {
-          blocks.push_back(&add("model.layers." + std::to_string(blocks.size()), std::make_unique<Block>(std::move(block))));
+          blocks.push_back(
+              &add("model.layers." + std::to_string(blocks.size()), std::make_unique<Block>(std::move(block))));
         }
         return blocks;
       }()),

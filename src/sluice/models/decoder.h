@@ -31,7 +31,7 @@ struct BlockParts {
 
 struct RotaryParts {
   double theta;
-  std::int64_t dim;   // the first `dim` of each head turn
+  std::int64_t dim;  // the first `dim` of each head turn
 };
 
 // D hidden size, V vocabulary.
@@ -41,13 +41,13 @@ struct DecoderParts {
   std::vector<BlockParts> blocks;
   std::unique_ptr<ZeroCenteredRmsNorm> final_norm;
   RotaryParts rotary;
-  bool tie_word_embeddings;   // the embedding serves as head
+  bool tie_word_embeddings;  // the embedding serves as head
 };
 
 class Block : public Module {
  public:
   explicit Block(BlockParts parts);
-  Tensor forward(const Tensor& h, const ForwardContext& context, MixerState* state) const;   // [T, D] to [T, D]
+  Tensor forward(const Tensor& h, const ForwardContext& context, MixerState* state) const;  // [T, D] to [T, D]
   const Mixer& mixer() const { return mixer_; }
 
  private:
@@ -65,7 +65,7 @@ struct DecoderState {
   }
 };
 
-enum class Recompute { kNone, kBlocks };   // what is computed again in the backward pass instead of being kept
+enum class Recompute { kNone, kBlocks };  // what is computed again in the backward pass instead of being kept
 
 class Decoder : public Module {
  public:
@@ -74,7 +74,7 @@ class Decoder : public Module {
   // tokens [T] int64 to hidden states after the final norm [T, D]. With a state, sequences continue their slots.
   Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr) const;
 
-  const Tensor& head() const;   // [V, D]: logits = hidden head^T
+  const Tensor& head() const;  // [V, D]: logits = hidden head^T
   DecoderState new_state(std::int64_t slots, std::int64_t capacity) const;
   std::int64_t vocab_size() const { return vocab_size_; }
   void set_recompute(Recompute recompute) { recompute_ = recompute; }
@@ -85,7 +85,7 @@ class Decoder : public Module {
   Embedding& embed_tokens_;
   std::vector<Block*> blocks_;
   ZeroCenteredRmsNorm& norm_;
-  Linear* lm_head_ = nullptr;   // none: tied
+  Linear* lm_head_ = nullptr;  // none: tied
   Recompute recompute_ = Recompute::kNone;
 };
 

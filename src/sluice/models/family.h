@@ -22,9 +22,9 @@ struct Model {
 };
 
 struct Family {
-  std::string name;                             // as its folder
-  std::vector<std::string> model_types;         // config.json's model_type, nested or flat
-  std::map<std::string, std::string> presets;   // name to config.json, for `sluice init`
+  std::string name;                            // as its folder
+  std::vector<std::string> model_types;        // config.json's model_type, nested or flat
+  std::map<std::string, std::string> presets;  // name to config.json, for `sluice init`
 
   // `config` as in config.json; `where` names it in messages. Data error for a value that is not supported.
   std::function<Model(const nlohmann::json& config, const std::string& where)> build;

@@ -16,7 +16,7 @@ namespace {
 struct Qwen35Config {
   std::int64_t vocab_size, hidden_size, intermediate_size;
   double rms_norm_eps, initializer_range;
-  std::vector<bool> is_full_attention;   // of each layer
+  std::vector<bool> is_full_attention;  // of each layer
   GatedAttentionSizes attention;
   GatedDeltaNetSizes delta;
   RotaryParts rotary;
@@ -88,10 +88,12 @@ Qwen35Config read_config(const nlohmann::json& config, const std::string& where)
              .rms_norm_eps = c.rms_norm_eps,
              .initializer_range = c.initializer_range};
   if (c.attention.num_attention_heads % c.attention.num_key_value_heads != 0) {
-    text.fail_at("num_key_value_heads", fmt::format("a divisor of num_attention_heads = {}", c.attention.num_attention_heads));
+    text.fail_at("num_key_value_heads",
+                 fmt::format("a divisor of num_attention_heads = {}", c.attention.num_attention_heads));
   }
   if (c.delta.num_value_heads % c.delta.num_key_heads != 0) {
-    text.fail_at("linear_num_key_heads", fmt::format("a divisor of linear_num_value_heads = {}", c.delta.num_value_heads));
+    text.fail_at("linear_num_key_heads",
+                 fmt::format("a divisor of linear_num_value_heads = {}", c.delta.num_value_heads));
   }
   c.rotary = read_rotary(text, c.attention.head_dim);
   c.tie_word_embeddings = top.flag("tie_word_embeddings", text.flag("tie_word_embeddings", false));
@@ -114,7 +116,8 @@ WeightRules weight_rules(const Qwen35Config& c) {
   WeightRules rules{.prefixes = {{"model.language_model.", "model."}},
                     .aside = {{"model.visual.*", "vision tower"}, {"mtp.*", "multi-token prediction head"}},
                     .pieces = {}};
-  if (c.tie_word_embeddings) rules.aside.push_back({"lm_head.weight", "head, tied to the embedding", /*exported=*/false});
+  if (c.tie_word_embeddings)
+    rules.aside.push_back({"lm_head.weight", "head, tied to the embedding", /*exported=*/false});
   return rules;
 }
 
@@ -131,10 +134,8 @@ Model build(const nlohmann::json& config, const std::string& where) {
   return {.decoder = std::make_unique<Decoder>(std::move(parts)), .weights = weight_rules(c)};
 }
 
-const RegisterFamily registered({.name = "qwen3_5",
-                                 .model_types = {"qwen3_5", "qwen3_5_text"},
-                                 .presets = qwen3_5_presets(),
-                                 .build = build});
+const RegisterFamily registered(
+    {.name = "qwen3_5", .model_types = {"qwen3_5", "qwen3_5_text"}, .presets = qwen3_5_presets(), .build = build});
 
 }  // namespace
 }  // namespace sluice
