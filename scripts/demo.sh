@@ -4,12 +4,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sluice=build/release/sluice
+# Waiting threads sleep: spinning ones starve the others where cores are shared.
+export OMP_WAIT_POLICY=passive
 base=build/demo-base
 run=build/demo
 
 complete() {
-  "$sluice" generate --model "$1" --data examples/tiny/prompts.jsonl --chat --temperature 0 --max-tokens 32 \
-    --dtype float32 --quiet
+  "$sluice" generate --model "$1" --chat --thinking false --temperature 0 --max-tokens 32 --quiet \
+    --prompt "What is 7 plus 5?" --prompt "Name the opposite of early." --prompt "What colour is a carrot?" \
+    --prompt "Count from 4 to 9." --prompt "Which day comes after Friday?"
 }
 
 rm -rf "$base" "$run"
