@@ -42,7 +42,7 @@ class Export : public ::testing::Test {
     export_model(folder / name, model.parameters, source(), kTestRules, options);
     return folder / name;
   }
-  TestFolder folder;
+  TemporaryFolder folder;
   TestModel model;
 };
 
@@ -53,7 +53,7 @@ TEST_F(Export, WithoutTrainingEqualsItsSource) {
       fs::remove_all(folder / "out");
       load(tensors, dtype);
       EXPECT_EQ(tensors_of(run("out")), tensors_of(source_path()));
-      EXPECT_EQ(contents(folder / "out/config.json"), contents(source_path() / "config.json"));
+      EXPECT_EQ(read_file(folder / "out/config.json"), read_file(source_path() / "config.json"));
     }
   }
 }
@@ -63,8 +63,8 @@ TEST_F(Export, ThreeInARowAreEqualAndLeaveTheModelAlone) {
   model[0].add_(1);
   const auto before = model[0].clone();
   for (const auto* name : {"a", "b", "c"}) run(name);
-  EXPECT_EQ(contents(folder / "a/model.safetensors"), contents(folder / "b/model.safetensors"));
-  EXPECT_EQ(contents(folder / "a/model.safetensors"), contents(folder / "c/model.safetensors"));
+  EXPECT_EQ(read_file(folder / "a/model.safetensors"), read_file(folder / "b/model.safetensors"));
+  EXPECT_EQ(read_file(folder / "a/model.safetensors"), read_file(folder / "c/model.safetensors"));
   EXPECT_TRUE(at::equal(model[0], before));
 }
 
@@ -81,7 +81,7 @@ TEST_F(Export, WritesTrainedValuesInTheSourcesDtype) {
 TEST_F(Export, CutsShardsAndIndexesThem) {
   load(multimodal_tensors());
   const auto out = run("out", {.max_shard_bytes = 100});
-  const auto index = nlohmann::json::parse(contents(out / kIndexFile));
+  const auto index = nlohmann::json::parse(read_file(out / kIndexFile));
   EXPECT_FALSE(fs::exists(out / kWeightsFile));
   std::set<std::string> shards;
   std::uint64_t total = 0;
@@ -125,13 +125,13 @@ TEST_F(Export, CopiesTheTokenizerAndMakesAGenerationConfig) {
   const auto out = run("out");
   EXPECT_EQ(files_of(out), (std::set<std::string>{"config.json", "generation_config.json", "model.safetensors",
                                                   "tokenizer.json", "tokenizer_config.json"}));
-  EXPECT_EQ(nlohmann::json::parse(contents(out / kGenerationConfigFile))["eos_token_id"], nlohmann::json({7, 9}));
+  EXPECT_EQ(nlohmann::json::parse(read_file(out / kGenerationConfigFile))["eos_token_id"], nlohmann::json({7, 9}));
 }
 
 TEST_F(Export, KeepsAGenerationConfigThatIsThere) {
   load(multimodal_tensors());
   write_file(source_path() / "generation_config.json", "{ \"top_k\": 20 }");
-  EXPECT_EQ(contents(run("out") / kGenerationConfigFile), "{ \"top_k\": 20 }");
+  EXPECT_EQ(read_file(run("out") / kGenerationConfigFile), "{ \"top_k\": 20 }");
 }
 
 TEST_F(Export, RefusesAFolderThatHoldsSomething) {
@@ -158,7 +158,7 @@ TEST_F(Export, AFreshModelIsWrittenAsItsFamilyPublishesIt) {
   export_fresh_model(folder / "new", model.parameters,
                      {{"model_type", "qwen3_5_moe"}, {"eos_token_id", 5}, {"torch_dtype", "float32"}}, kTestRules,
                      kBFloat16);
-  const auto config = nlohmann::json::parse(contents(folder / "new/config.json"));
+  const auto config = nlohmann::json::parse(read_file(folder / "new/config.json"));
   EXPECT_EQ(config["dtype"], "bfloat16");
   EXPECT_FALSE(config.contains("torch_dtype"));
   EXPECT_EQ(tensors_of(folder / "new").count("model.layers.0.mlp.experts.1.up_proj.weight"), 1u);

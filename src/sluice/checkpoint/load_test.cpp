@@ -10,12 +10,12 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-LoadReport load(const TestFolder& folder, const TestModel& model, at::ScalarType dtype = kBFloat16) {
+LoadReport load(const TemporaryFolder& folder, const TestModel& model, at::ScalarType dtype = kBFloat16) {
   return load_parameters(ModelFolder(folder.path()), model.parameters, kTestRules, dtype);
 }
 
 TEST(Load, FillsEveryParameterAndSaysWhatItSetAside) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   const auto tensors = multimodal_tensors();
   write_model(folder.path(), tensors);
   const TestModel model;
@@ -31,7 +31,7 @@ TEST(Load, FillsEveryParameterAndSaysWhatItSetAside) {
 }
 
 TEST(Load, HoldsEachParameterInItsDtype) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   write_model(folder.path(), multimodal_tensors());
   const TestModel model;
   load(folder, model, kFloat);
@@ -42,7 +42,7 @@ TEST(Load, HoldsEachParameterInItsDtype) {
 }
 
 TEST(Load, FusedAndSplitExpertsGiveTheSameModel) {
-  const TestFolder fused, split;
+  const TemporaryFolder fused, split;
   write_model(fused.path(), multimodal_tensors());
   write_model(split.path(), split_experts(multimodal_tensors()));
   const TestModel a, b;
@@ -52,19 +52,19 @@ TEST(Load, FusedAndSplitExpertsGiveTheSameModel) {
 }
 
 TEST(Load, DoesNotCopyWhatHasItsDtypeAndTrainsItInPlace) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   write_model(folder.path(), multimodal_tensors());
-  const auto before = contents(folder / kWeightsFile);
+  const auto before = read_file(folder / kWeightsFile);
   const TestModel model;
   const auto report = load(folder, model);
   EXPECT_EQ(report.shared, 3);  // all but A_log, which is converted
   model[0].add_(1);             // the folder object is gone; the tensor keeps the mapping
   EXPECT_TRUE(at::equal(model[0], (multimodal_tensors()[0].second + 1)));
-  EXPECT_EQ(contents(folder / kWeightsFile), before);
+  EXPECT_EQ(read_file(folder / kWeightsFile), before);
 }
 
 TEST(Load, ReadsTensorsThatTheFileDoesNotAlign) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   auto tensors = multimodal_tensors();
   tensors.insert(tensors.begin(), {"mtp.byte", at::ones({1}, at::kByte)});
   write_model(folder.path(), tensors);
@@ -75,7 +75,7 @@ TEST(Load, ReadsTensorsThatTheFileDoesNotAlign) {
 }
 
 TEST(Load, OneErrorNamesWhatIsMissingAndWhatIsUnexpected) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   auto tensors = multimodal_tensors();
   tensors[1].first += "s";
   write_model(folder.path(), tensors);
@@ -87,7 +87,7 @@ TEST(Load, OneErrorNamesWhatIsMissingAndWhatIsUnexpected) {
 }
 
 TEST(Load, ReportsTensorsOutsideTheIndex) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   const auto tensors = multimodal_tensors();
   write_model(folder.path(), tensors);
   nlohmann::json index;

@@ -52,13 +52,13 @@ std::vector<std::string> names(const fs::path& run) {
 }
 
 void edit_meta(const fs::path& checkpoint, const std::function<void(nlohmann::json&)>& edit) {
-  auto meta = nlohmann::json::parse(contents(checkpoint / "meta.json"));
+  auto meta = nlohmann::json::parse(read_file(checkpoint / "meta.json"));
   edit(meta);
   write_file(checkpoint / "meta.json", meta.dump());
 }
 
 TEST(TrainingCheckpoint, ReadsBackWhatWasSaved) {
-  const TestFolder run;
+  const TemporaryFolder run;
   save_now(run.path(), 500);
   EXPECT_THAT(names(run.path()), ElementsAre("latest", "step_500"));
   EXPECT_EQ(fs::read_symlink(run / "checkpoints/latest"), "step_500");
@@ -69,7 +69,7 @@ TEST(TrainingCheckpoint, ReadsBackWhatWasSaved) {
 }
 
 TEST(TrainingCheckpoint, IsOfTheInstantOfTheSave) {
-  const TestFolder run;
+  const TemporaryFolder run;
   CheckpointWriter writer(run.path(), {});
   const auto state = state_of(1, 1 << 20);
   writer.save(state);
@@ -81,13 +81,13 @@ TEST(TrainingCheckpoint, IsOfTheInstantOfTheSave) {
 }
 
 TEST(TrainingCheckpoint, ARunWithoutOneStartsFresh) {
-  const TestFolder run;
+  const TemporaryFolder run;
   EXPECT_FALSE(read_latest(run.path()));
   EXPECT_FALSE(find_latest(run.path()));
 }
 
 TEST(TrainingCheckpoint, PicksTheNewestByNumber) {
-  const TestFolder run;
+  const TemporaryFolder run;
   for (const auto step : {9, 10, 100}) save_now(run.path(), step);
   fs::create_directory(run / "checkpoints/.partial-step_200-1");
   fs::create_directory(run / "checkpoints/step_0300");
@@ -97,12 +97,12 @@ TEST(TrainingCheckpoint, PicksTheNewestByNumber) {
 }
 
 TEST(TrainingCheckpoint, DamageIsRefusedByNameAndAutoResumeGoesBack) {
-  const TestFolder run;
+  const TemporaryFolder run;
   save_now(run.path(), 1);
   save_now(run.path(), 2);
   const auto newest = run / "checkpoints/step_2";
   const auto damaged = newest / "exp_avg.safetensors";
-  const auto whole = contents(damaged);
+  const auto whole = read_file(damaged);
   const auto check = [&](const std::string& what) {
     EXPECT_THAT(data_error([&] { read_checkpoint(newest); }), AllOf(HasSubstr(what), HasSubstr("damaged")));
     expect_state(*read_latest(run.path()), 1);
@@ -130,7 +130,7 @@ TEST(TrainingCheckpoint, DamageIsRefusedByNameAndAutoResumeGoesBack) {
 }
 
 TEST(TrainingCheckpoint, AnotherFormatVersionIsRefusedWithAdvice) {
-  const TestFolder run;
+  const TemporaryFolder run;
   save_now(run.path(), 1);
   save_now(run.path(), 2);
   const auto error = [&] {
@@ -147,13 +147,13 @@ TEST(TrainingCheckpoint, AnotherFormatVersionIsRefusedWithAdvice) {
 }
 
 TEST(TrainingCheckpoint, KeepsTheLastAndTheMilestones) {
-  const TestFolder run;
+  const TemporaryFolder run;
   for (std::int64_t step = 10; step <= 60; step += 10) save_now(run.path(), step, {.keep_last = 2, .keep_every = 30});
   EXPECT_THAT(names(run.path()), ElementsAre("latest", "step_30", "step_50", "step_60"));
 }
 
 TEST(TrainingCheckpoint, PruningSparesWhatIsAheadOfAResumedRun) {
-  const TestFolder run;
+  const TemporaryFolder run;
   save_now(run.path(), 100);
   save_now(run.path(), 200);
   save_now(run.path(), 150, {.keep_last = 1});
@@ -161,7 +161,7 @@ TEST(TrainingCheckpoint, PruningSparesWhatIsAheadOfAResumedRun) {
 }
 
 TEST(TrainingCheckpoint, ReplacesTheSameStep) {
-  const TestFolder run;
+  const TemporaryFolder run;
   save_now(run.path(), 5);
   write_file(run / "checkpoints/step_5/meta.json", "damaged");
   save_now(run.path(), 5);
@@ -170,14 +170,14 @@ TEST(TrainingCheckpoint, ReplacesTheSameStep) {
 }
 
 TEST(TrainingCheckpoint, RemovesWhatAKilledProcessLeft) {
-  const TestFolder run;
+  const TemporaryFolder run;
   fs::create_directories(run / "checkpoints/.partial-step_7-123");
   const CheckpointWriter writer(run.path(), {});
   EXPECT_TRUE(names(run.path()).empty());
 }
 
 TEST(TrainingCheckpoint, AFailureInTheBackgroundSurfacesAtTheNextCall) {
-  const TestFolder run;
+  const TemporaryFolder run;
   CheckpointWriter writer(run.path(), {});
   fs::remove_all(run / "checkpoints");
   write_file(run / "checkpoints", "a file where the folder should be");
@@ -192,7 +192,7 @@ TEST(TrainingCheckpoint, AFailureInTheBackgroundSurfacesAtTheNextCall) {
 // The process that writes is killed at random instants. Whatever was complete before still opens, and whatever opens is
 // whole.
 TEST(TrainingCheckpoint, SurvivesBeingKilledAtAnyInstant) {
-  const TestFolder run;
+  const TemporaryFolder run;
   save_now(run.path(), 1);
   std::mt19937 random(1);
   std::int64_t last = 1;
@@ -218,7 +218,7 @@ TEST(TrainingCheckpoint, SurvivesBeingKilledAtAnyInstant) {
 }
 
 TEST(TrainingCheckpoint, AFullDiskIsOneErrorAndLeavesTheOldState) {
-  const TestFolder run;
+  const TemporaryFolder run;
   if (::mount("tmpfs", run.path().c_str(), "tmpfs", 0, "size=1m") != 0)
     GTEST_SKIP() << "cannot mount a small file system here";
   {

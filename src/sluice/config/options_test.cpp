@@ -32,25 +32,18 @@ class Options : public ::testing::Test {
   void read(std::string_view toml) { apply_toml(list, toml, "run.toml"); }
 };
 
-// The text of the usage error that `action` ends with.
 template <typename Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kUsage);
-    return error.what();
-  }
-  return "no error";
+std::string usage_error(Action action) {
+  return error_of(action, ExitCode::kUsage);
 }
 
 class OptionErrors : public Options {
  protected:
   std::string typing(const Words& words) {
-    return error_of([&] { type(words); });
+    return usage_error([&] { type(words); });
   }
   std::string reading(std::string_view toml) {
-    return error_of([&] { read(toml); });
+    return usage_error([&] { read(toml); });
   }
 };
 
@@ -275,9 +268,10 @@ TEST_F(OptionErrors, RefuseWhatIsNoArgument) {
 }
 
 TEST_F(OptionErrors, AskForWhatIsRequired) {
-  EXPECT_EQ(error_of([&] { check_required(list); }), "model.path: required; give --model PATH or set it in a run file");
+  EXPECT_EQ(usage_error([&] { check_required(list); }),
+            "model.path: required; give --model PATH or set it in a run file");
   type({"--model", "x", "--data.sources.0.weight", "2"});
-  EXPECT_EQ(error_of([&] { check_required(list); }),
+  EXPECT_EQ(usage_error([&] { check_required(list); }),
             "data.sources.0.path: required; give --data.sources.0.path PATH or set it in a run file");
 }
 
@@ -289,7 +283,7 @@ TEST(CommonOptionsTest, AreForTheCommandLineAlone) {
   apply_command_line(list, Words{"--dry-run", "--quiet"});
   EXPECT_TRUE(common.dry_run && common.quiet);
   EXPECT_EQ(to_toml(list).find("dry_run"), std::string::npos);
-  EXPECT_EQ(error_of([&] { apply_toml(list, "dry_run = true", "run.toml"); }),
+  EXPECT_EQ(usage_error([&] { apply_toml(list, "dry_run = true", "run.toml"); }),
             "run.toml:1: dry_run: only for the command line, as --dry-run");
 }
 

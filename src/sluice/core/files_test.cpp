@@ -29,17 +29,6 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-template <typename Action>
-std::string error_of(Action action, ExitCode code) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Files, HoldWhatWasWritten) {
   const TemporaryFolder folder;
   const std::string bytes("a\0b\n", 4);

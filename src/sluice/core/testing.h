@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Help for tests: a folder of their own, and a process of their own.
+// Help for tests: a folder of their own, a process of their own, and the words of an error.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <exception>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "sluice/core/error.h"
 
@@ -29,7 +31,7 @@ class TemporaryFolder {
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
 
  private:
   std::filesystem::path path_;
@@ -53,6 +55,23 @@ int run_in_child(Action action) {
   int status = 0;
   ::waitpid(child, &status, 0);
   return status;
+}
+
+// The message of the Error that `action` must end in, with exit code `code`; "no error" if there is none.
+template <typename Action>
+std::string error_of(Action&& action, ExitCode code) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+template <typename Action>
+std::string data_error(Action&& action) {
+  return error_of(action, ExitCode::kData);
 }
 
 }  // namespace sluice

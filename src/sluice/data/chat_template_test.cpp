@@ -6,8 +6,8 @@
 
 #include <map>
 
-#include "sluice/core/error.h"
 #include "sluice/core/files.h"
+#include "sluice/core/testing.h"
 
 namespace sluice {
 namespace {
@@ -28,14 +28,8 @@ std::string render(const ChatTemplate& chat_template, const std::string& message
   return chat_template.render(chat_of(messages), options).text.str();
 }
 
-std::string error_of(const std::string& messages, const std::string& tools = "null") {
-  try {
-    ChatTemplate::built_in().render(chat_of(messages, tools), {});
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kData);
-    return error.what();
-  }
-  return "no error";
+std::string render_error(const std::string& messages, const std::string& tools = "null") {
+  return data_error([&] { ChatTemplate::built_in().render(chat_of(messages, tools), {}); });
 }
 
 using Files = std::map<std::string, std::string>;  // names and contents
@@ -44,18 +38,12 @@ using Files = std::map<std::string, std::string>;  // names and contents
 class Folder {
  public:
   explicit Folder(const Files& files) {
-    path_ = fs::path(testing::TempDir()) /
-            (std::string("chat_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::create_directories(path_);
-    for (const auto& [name, text] : files) write_file(path_ / name, text);
+    for (const auto& [name, text] : files) write_file(folder_ / name, text);
   }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
+  const fs::path& path() const { return folder_.path(); }
 
  private:
-  fs::path path_;
+  TemporaryFolder folder_;
 };
 
 constexpr const char* kConfig =
@@ -99,22 +87,22 @@ TEST(ChatTemplate, JoinsTextPartsAndRefusesOthers) {
       render(ChatTemplate::built_in(),
              R"([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])"),
       HasSubstr("user\nab<|im_end|>"));
-  EXPECT_EQ(error_of(R"([{"role": "user", "content": [{"type": "image", "image": "x.png"}]}])"),
+  EXPECT_EQ(render_error(R"([{"role": "user", "content": [{"type": "image", "image": "x.png"}]}])"),
             "messages[0].content[0] must be {\"type\": \"text\", \"text\": ...}, got type \"image\"; images and other "
             "media are not supported");
 }
 
 TEST(ChatTemplate, RefusesMalformedConversations) {
-  EXPECT_EQ(error_of("[]"), "messages must be a list with at least one message");
-  EXPECT_EQ(error_of(R"([{"content": "x"}])"), "messages[0] has no role");
-  EXPECT_EQ(error_of(R"([{"role": "bot", "content": "x"}])"),
+  EXPECT_EQ(render_error("[]"), "messages must be a list with at least one message");
+  EXPECT_EQ(render_error(R"([{"content": "x"}])"), "messages[0] has no role");
+  EXPECT_EQ(render_error(R"([{"role": "bot", "content": "x"}])"),
             "messages[0]: role \"bot\" is unknown; expected system, developer, user, assistant or tool");
-  EXPECT_EQ(error_of(R"([{"role": "user"}])"), "messages[0] (user) has no content");
-  EXPECT_EQ(error_of(R"([{"role": "user", "content": 5}])"),
+  EXPECT_EQ(render_error(R"([{"role": "user"}])"), "messages[0] (user) has no content");
+  EXPECT_EQ(render_error(R"([{"role": "user", "content": 5}])"),
             "messages[0].content must be a string or a list of text parts, got number");
-  EXPECT_THAT(error_of(R"([{"role": "assistant", "tool_calls": [{}]}])"),
+  EXPECT_THAT(render_error(R"([{"role": "assistant", "tool_calls": [{}]}])"),
               HasSubstr("must hold a function with a name"));
-  EXPECT_THAT(error_of(kQuestion, R"("not json")"), HasSubstr("tools must be a list"));
+  EXPECT_THAT(render_error(kQuestion, R"("not json")"), HasSubstr("tools must be a list"));
 }
 
 TEST(ChatTemplate, ToolsMayBeAJsonString) {

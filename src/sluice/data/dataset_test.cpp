@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sluice/core/error.h"
 #include "sluice/core/files.h"
+#include "sluice/core/testing.h"
 
 namespace sluice {
 namespace {
@@ -38,17 +38,6 @@ std::vector<int> values(const std::string& text, const std::string& extension = 
   std::vector<int> found;
   read_records(file.path(), [&](const Record& record) { found.push_back(record.json["n"].get<int>()); });
   return found;
-}
-
-template <typename Act>
-std::string data_error(Act act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kData);
-    return error.what();
-  }
-  return "no error";
 }
 
 // D4

@@ -10,8 +10,8 @@
 #include <random>
 #include <thread>
 
-#include "sluice/core/error.h"
 #include "sluice/core/files.h"
+#include "sluice/core/testing.h"
 
 namespace sluice {
 namespace {
@@ -30,36 +30,17 @@ const fs::path kQwen3 = kSource / "../shared/data/qwen3-tokenizer";  // too larg
 class ChangedTokenizer {
  public:
   explicit ChangedTokenizer(const std::function<void(json& tokenizer, json& config)>& change) {
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("tokenizer_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::create_directories(folder_);
     auto tokenizer = json::parse(read_file(kTiny / "tokenizer.json"));
     auto config = json::parse(read_file(kTiny / "tokenizer_config.json"));
     change(tokenizer, config);
     write_file(folder_ / "tokenizer.json", tokenizer.dump());
     write_file(folder_ / "tokenizer_config.json", config.dump());
   }
-  ~ChangedTokenizer() { fs::remove_all(folder_); }
-  ChangedTokenizer(const ChangedTokenizer&) = delete;
-  ChangedTokenizer& operator=(const ChangedTokenizer&) = delete;
-  Tokenizer load() const { return Tokenizer::load(folder_); }
+  Tokenizer load() const { return Tokenizer::load(folder_.path()); }
 
  private:
-  fs::path folder_;
+  TemporaryFolder folder_;
 };
-
-// The message of the data error that `act` ends in.
-template <typename Act>
-std::string data_error(Act act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kData);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 std::string load_error(const std::function<void(json& tokenizer, json& config)>& change) {
   const ChangedTokenizer changed(change);
@@ -382,13 +363,11 @@ TEST(TokenizerFile, RefusesAConfigOfAnotherTokenizer) {
 }
 
 TEST(TokenizerFile, RefusesWhatIsNotJson) {
-  const fs::path folder = fs::path(testing::TempDir()) / "tokenizer_not_json";
-  EXPECT_THAT(data_error([&] { Tokenizer::load(folder); }), HasSubstr("tokenizer.json: cannot open"));
-  fs::create_directories(folder);
+  const TemporaryFolder folder;
+  EXPECT_THAT(data_error([&] { Tokenizer::load(folder.path()); }), HasSubstr("tokenizer.json: cannot open"));
   write_file(folder / "tokenizer.json", "{\"model\":\n {]}");
-  EXPECT_THAT(data_error([&] { Tokenizer::load(folder); }),
+  EXPECT_THAT(data_error([&] { Tokenizer::load(folder.path()); }),
               HasSubstr("tokenizer.json: not JSON: parse error at line 2"));
-  fs::remove_all(folder);
 }
 
 }  // namespace

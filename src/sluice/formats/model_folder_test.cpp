@@ -32,7 +32,7 @@ class Sharded : public ::testing::Test {
   std::string error() const {
     return data_error([&] { ModelFolder{folder.path()}; });
   }
-  TestFolder folder;
+  TemporaryFolder folder;
 };
 
 TEST_F(Sharded, OpensWithEveryTensorOfTheIndex) {
@@ -90,7 +90,7 @@ TEST(Index, StaysInItsFolder) {
 }
 
 TEST(ModelFolder, OpensASingleFile) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   write_file(folder / "config.json", "{}");
   write_safetensors(folder / kWeightsFile, {kB, kA});
   const ModelFolder model(folder.path());
@@ -99,7 +99,7 @@ TEST(ModelFolder, OpensASingleFile) {
 }
 
 TEST(ModelFolder, SaysWhatIsMissing) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   const auto error = [&] { return data_error([&] { ModelFolder{folder.path()}; }); };
   EXPECT_THAT(data_error([&] { ModelFolder{folder / "nowhere"}; }), HasSubstr("not a folder"));
   EXPECT_THAT(error(), HasSubstr("no config.json"));
@@ -114,7 +114,7 @@ TEST(ModelFolder, SaysWhatIsMissing) {
 }
 
 TEST(ModelFolder, RefusesForeignLayoutsByName) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   write_safetensors(folder / kWeightsFile, {kA});
   for (const auto* config : {R"({"weight_layout_version": 2})", R"({"text_config": {"weight_layout_version": 2}})"}) {
     write_file(folder / "config.json", config);
@@ -136,7 +136,7 @@ TEST(ModelFolder, ReadsTheNestedTextConfig) {
 }
 
 TEST(ModelFolder, KnowsItsCompanions) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   for (const auto* name :
        {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
         "chat_template.jinja", "preprocessor_config.json", "video_preprocessor_config.json", "special_tokens_map.json",

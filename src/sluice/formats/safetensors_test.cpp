@@ -49,7 +49,7 @@ TEST(Json, UntrustedTextIsEscapedAndCut) {
 }
 
 TEST(Safetensors, WrittenFileReadsBackWithEveryDtype) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   std::vector<TensorInfo> tensors;
   for (const auto* name : {"F64", "I64", "U64", "F32", "I32", "U32", "F16", "BF16", "I16", "U16", "BOOL", "U8", "I8",
                            "F8_E4M3", "F8_E5M2"}) {
@@ -75,7 +75,7 @@ TEST(Safetensors, WrittenFileReadsBackWithEveryDtype) {
 }
 
 TEST(Safetensors, WriterAlignsTheData) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   for (std::size_t length = 1; length < 12; ++length) {
     write_safetensors(folder / "a.safetensors", {{std::string(length, 'n'), Dtype::kF64, {2}}});
     EXPECT_EQ(SafetensorsFile(folder / "a.safetensors").tensors()[0].begin % 8, 0u);
@@ -83,7 +83,7 @@ TEST(Safetensors, WriterAlignsTheData) {
 }
 
 TEST(Safetensors, WritingToTheMappingLeavesTheFileAlone) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   write_safetensors(folder / "a.safetensors", {{"w", Dtype::kU8, {4}}}, 'x');
   const SafetensorsFile file(folder / "a.safetensors");
   file.bytes(*file.find("w"))[0] = std::byte{'y'};
@@ -177,14 +177,14 @@ TEST(Safetensors, CountsWithoutOverflow) {
 }
 
 TEST(Safetensors, WriterRefusesANameTwice) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   const std::vector<TensorInfo> tensors = {{"w", Dtype::kU8, {1}}, {"w", Dtype::kU8, {1}}};
   EXPECT_THROW(SafetensorsWriter(folder / "a.safetensors", tensors), Error);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(Safetensors, AnAbandonedWriterLeavesNothing) {
-  const TestFolder folder;
+  const TemporaryFolder folder;
   {
     SafetensorsWriter writer(folder / "a.safetensors", std::vector<TensorInfo>{{"w", Dtype::kU8, {4}}});
     writer.write(bytes_of("ab"));

@@ -2,15 +2,12 @@
 #include "sluice/sample/stop.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include "sluice/core/error.h"
 #include "sluice/core/files.h"
+#include "sluice/core/testing.h"
 
 namespace sluice {
 namespace {
-
-namespace fs = std::filesystem;
 
 // All that is released of a text that comes in the given pieces.
 std::string released(const std::vector<std::string>& strings, const std::vector<std::string>& pieces, bool& found) {
@@ -59,38 +56,28 @@ TEST(StopStrings, AMatchThatOverlapsAFailedOneIsFound) {
 
 class StopIds : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / fmt::format("sluice_stop_ids_{}", getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  fs::path folder_;
+  TemporaryFolder folder;
 };
 
 TEST_F(StopIds, AreTheUnionOfAllThatNameOne) {
-  write_file(folder_ / "config.json", R"({"eos_token_id": 7, "text_config": {"eos_token_id": 5}})");
-  EXPECT_EQ(stop_ids(folder_, std::nullopt), (std::vector<TokenId>{5, 7}));
-  write_file(folder_ / "generation_config.json", R"({"eos_token_id": [9, 5]})");
-  EXPECT_EQ(stop_ids(folder_, std::nullopt), (std::vector<TokenId>{5, 7, 9}));
+  write_file(folder / "config.json", R"({"eos_token_id": 7, "text_config": {"eos_token_id": 5}})");
+  EXPECT_EQ(stop_ids(folder.path(), std::nullopt), (std::vector<TokenId>{5, 7}));
+  write_file(folder / "generation_config.json", R"({"eos_token_id": [9, 5]})");
+  EXPECT_EQ(stop_ids(folder.path(), std::nullopt), (std::vector<TokenId>{5, 7, 9}));
   const auto tokenizer = Tokenizer::load(SLUICE_SOURCE_DIR "/examples/tiny/tokenizer");
-  EXPECT_EQ(stop_ids(folder_, tokenizer), (std::vector<TokenId>{5, 7, 9, tokenizer.eos_id().value()}));
+  EXPECT_EQ(stop_ids(folder.path(), tokenizer), (std::vector<TokenId>{5, 7, 9, tokenizer.eos_id().value()}));
 }
 
 TEST_F(StopIds, MayBeAbsent) {
-  write_file(folder_ / "config.json", R"({"eos_token_id": null})");
-  EXPECT_TRUE(stop_ids(folder_, std::nullopt).empty());
+  write_file(folder / "config.json", R"({"eos_token_id": null})");
+  EXPECT_TRUE(stop_ids(folder.path(), std::nullopt).empty());
 }
 
 TEST_F(StopIds, OfAnotherKindAreRefused) {
   for (const auto* value : {"\"</s>\"", "-1", "1.5", "[3, null]", "99999999999"}) {
-    write_file(folder_ / "config.json", fmt::format(R"({{"eos_token_id": {}}})", value));
-    try {
-      stop_ids(folder_, std::nullopt);
-      FAIL() << value;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::kData);
-      EXPECT_NE(std::string(error.what()).find("eos_token_id"), std::string::npos);
-    }
+    write_file(folder / "config.json", fmt::format(R"({{"eos_token_id": {}}})", value));
+    const auto error = data_error([&] { stop_ids(folder.path(), std::nullopt); });
+    EXPECT_NE(error.find("eos_token_id"), std::string::npos) << value;
   }
 }
 
