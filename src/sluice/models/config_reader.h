@@ -15,9 +15,10 @@ class ConfigReader {
   // `where` names the object in messages, e.g. "model/config.json: text_config".
   ConfigReader(const nlohmann::json& object, std::string where);
 
-  // A positive whole number, at most `most`. Without a default the key must be there.
+  // A positive whole number, at most `most`: far above any model, and so low that products of sizes fit into 64 bits.
+  // Without a default the key must be there.
   std::int64_t size(const std::string& key, std::optional<std::int64_t> fallback = {},
-                    std::int64_t most = 1 << 24) const;
+                    std::int64_t most = 1 << 20) const;
   double number(const std::string& key, std::optional<double> fallback = {}) const;
   bool flag(const std::string& key, bool fallback) const;
   std::vector<std::string> strings(const std::string& key) const;  // empty where absent
@@ -28,7 +29,6 @@ class ConfigReader {
   // The object below `key`, empty where absent.
   ConfigReader object(const std::string& key) const;
   bool has(const std::string& key) const;  // present and not null
-  const std::string& where() const { return where_; }
 
   [[noreturn]] void fail_at(const std::string& key, const std::string& expected) const;
 

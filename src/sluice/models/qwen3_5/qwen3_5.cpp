@@ -13,6 +13,8 @@
 namespace sluice {
 namespace {
 
+constexpr std::int64_t kMost = 4096;  // layers, heads, and dims of a head; published models have at most 256 of each
+
 struct Qwen35Config {
   std::int64_t vocab_size, hidden_size, intermediate_size;
   double rms_norm_eps, initializer_range;
@@ -24,7 +26,7 @@ struct Qwen35Config {
 };
 
 std::vector<bool> read_layer_types(const ConfigReader& text) {
-  const auto layers = text.size("num_hidden_layers", 32, 4096);
+  const auto layers = text.size("num_hidden_layers", 32, kMost);
   const auto interval = text.size("full_attention_interval", 4);
   const auto types = text.strings("layer_types");
   if (!types.empty() && static_cast<std::int64_t>(types.size()) != layers) {
@@ -49,9 +51,10 @@ RotaryParts read_rotary(const ConfigReader& text, std::int64_t head_dim) {
   rope.require("type", {"default"});
   const auto theta = rope.number("rope_theta", text.number("rope_theta", 10000));
   const auto factor = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", 0.25));
-  const auto dim = static_cast<std::int64_t>(static_cast<double>(head_dim) * factor);
-  if (theta <= 0) rope.fail_at("rope_theta", "a number above 0");
-  if (dim < 2 || dim > head_dim || dim % 2 != 0) {
+  const auto part = factor > 0 && factor <= 1 ? static_cast<double>(head_dim) * factor : 0;
+  const auto dim = static_cast<std::int64_t>(part);
+  if (theta <= 1) rope.fail_at("rope_theta", "a number above 1");
+  if (dim < 2 || dim % 2 != 0) {
     rope.fail_at("partial_rotary_factor", fmt::format("an even part of head_dim = {}", head_dim));
   }
   return {.theta = theta, .dim = dim};
@@ -67,23 +70,25 @@ Qwen35Config read_config(const nlohmann::json& config, const std::string& where)
   text.require("output_gate_type", {"swish", "silu"});
   text.require("mamba_ssm_dtype", {"float32"});
   Qwen35Config c{};
-  c.vocab_size = text.size("vocab_size", 248320);
-  c.hidden_size = text.size("hidden_size", 4096);
+  c.vocab_size = text.size("vocab_size", 248320, 1 << 24);
+  c.hidden_size = text.size("hidden_size", kMost);
   c.intermediate_size = text.size("intermediate_size", 12288);
   c.rms_norm_eps = text.number("rms_norm_eps", 1e-6);
   c.initializer_range = text.number("initializer_range", 0.02);
+  if (c.rms_norm_eps <= 0) text.fail_at("rms_norm_eps", "a number above 0");
+  if (c.initializer_range < 0) text.fail_at("initializer_range", "a number of at least 0");
   c.is_full_attention = read_layer_types(text);
   c.attention = {.hidden_size = c.hidden_size,
-                 .num_attention_heads = text.size("num_attention_heads", 16),
-                 .num_key_value_heads = text.size("num_key_value_heads", 4),
-                 .head_dim = text.size("head_dim", 256),
+                 .num_attention_heads = text.size("num_attention_heads", 16, kMost),
+                 .num_key_value_heads = text.size("num_key_value_heads", 4, kMost),
+                 .head_dim = text.size("head_dim", 256, kMost),
                  .rms_norm_eps = c.rms_norm_eps,
                  .initializer_range = c.initializer_range};
   c.delta = {.hidden_size = c.hidden_size,
-             .num_key_heads = text.size("linear_num_key_heads", 16),
-             .num_value_heads = text.size("linear_num_value_heads", 32),
-             .key_head_dim = text.size("linear_key_head_dim", 128),
-             .value_head_dim = text.size("linear_value_head_dim", 128),
+             .num_key_heads = text.size("linear_num_key_heads", 16, kMost),
+             .num_value_heads = text.size("linear_num_value_heads", 32, kMost),
+             .key_head_dim = text.size("linear_key_head_dim", 128, kMost),
+             .value_head_dim = text.size("linear_value_head_dim", 128, kMost),
              .conv_kernel_dim = text.size("linear_conv_kernel_dim", 4, 64),
              .rms_norm_eps = c.rms_norm_eps,
              .initializer_range = c.initializer_range};
