@@ -14,11 +14,6 @@ std::int64_t vocab_size_of(const std::filesystem::path& model_folder) {
   return family_of(config, where).build(config, where).decoder->vocab_size();
 }
 
-Json value_or_null(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found == object.end() ? Json() : *found;
-}
-
 std::vector<TokenId> token_list(const Json& list, std::int64_t vocab_size) {
   if (!list.is_array()) fail_data("tokens must be a list of ids, got {}", list.type_name());
   std::vector<TokenId> ids;

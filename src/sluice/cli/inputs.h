@@ -17,9 +17,6 @@ namespace sluice {
 // Rows of the embedding of the model in a folder; reads config.json alone.
 std::int64_t vocab_size_of(const std::filesystem::path& model_folder);
 
-// The value of `key`; null where it is absent.
-nlohmann::ordered_json value_or_null(const nlohmann::ordered_json& object, const char* key);
-
 // The ids in a JSON list. Data error unless each is an id below `vocab_size`.
 std::vector<TokenId> token_list(const nlohmann::ordered_json& list, std::int64_t vocab_size);
 

@@ -37,10 +37,6 @@ void shuffle(std::vector<T>& values, std::uint64_t state) {
 
 }  // namespace
 
-std::int64_t PackedBatch::target_tokens() const {
-  return std::count_if(targets.begin(), targets.end(), [](auto target) { return target != kIgnoredTarget; });
-}
-
 PackedBatch pack(const std::vector<Sample>& dataset, std::span<const std::int64_t> samples) {
   PackedBatch batch;
   batch.cu_seqlens.push_back(0);
@@ -50,7 +46,6 @@ PackedBatch pack(const std::vector<Sample>& dataset, std::span<const std::int64_
     for (std::size_t i = 0; i < size; ++i) {
       const bool has_target = i + 1 < size && sample.loss_mask[i + 1];
       batch.tokens.push_back(sample.tokens[i]);
-      batch.positions.push_back(static_cast<std::int32_t>(i));
       batch.targets.push_back(has_target ? sample.tokens[i + 1] : kIgnoredTarget);
       batch.loss_weight.push_back(has_target ? 1.0F : 0.0F);
     }
@@ -169,8 +164,7 @@ void BatchStream::restore(const DataPosition& position) {
   if (position.epoch < 0 || position.index < 0 || position.index >= std::ssize(packs)) {
     fail_data(
         "cannot go on at pack {} of epoch {}: this dataset has {} packs an epoch. The data, seq_len or packing changed "
-        "since the "
-        "checkpoint",
+        "since the checkpoint",
         position.index, position.epoch, packs.size());
   }
   position_ = position;

@@ -17,14 +17,10 @@ constexpr std::int32_t kIgnoredTarget = -100;
 // T tokens, S sequences.
 struct PackedBatch {
   std::vector<TokenId> tokens;           // [T]
-  std::vector<std::int32_t> positions;   // [T] restart at 0 with each sequence
   std::vector<std::int32_t> cu_seqlens;  // [S + 1] first 0, last T
-  std::vector<std::int32_t>
-      targets;  // [T] the next token of the same sequence; -100 where there is none or it is not trained
+  std::vector<std::int32_t> targets;  // [T] the next token of the sequence; -100: there is none, or it is not trained
   std::vector<float> loss_weight;     // [T] 1 where there is a target, otherwise 0
   std::vector<std::int64_t> samples;  // [S] places in the dataset
-
-  std::int64_t target_tokens() const;  // how many targets there are
 };
 
 PackedBatch pack(const std::vector<Sample>& dataset, std::span<const std::int64_t> samples);

@@ -51,7 +51,7 @@ void read_array(const fs::path& file, const std::function<void(Record)>& use) {
   for (std::size_t i = 0; i < array.size(); ++i) {
     const auto place = fmt::format("{}: record {}", file.string(), i + 1);
     if (!array[i].is_object()) fail_data("{}: expected an object, got {}", place, array[i].type_name());
-    use({std::move(array[i]), place, 0});
+    use({std::move(array[i]), place});
   }
 }
 
@@ -70,8 +70,13 @@ void read_records(const fs::path& file, const std::function<void(Record)>& use) 
       fail_data("{}: the line has {} bytes; at most {} are read", place, line.size(), kMaxRecordBytes);
     auto json = parse(line, place);
     if (!json.is_object()) fail_data("{}: expected a JSON object, got {}", place, json.type_name());
-    use({std::move(json), place, number});
+    use({std::move(json), place});
   }
+}
+
+Json value_or_null(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() ? Json() : *found;
 }
 
 }  // namespace sluice

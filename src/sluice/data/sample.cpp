@@ -22,11 +22,6 @@ const Json* find(const Json& record, const char* key) {
   return place == record.end() || place->is_null() ? nullptr : &*place;
 }
 
-Json get(const Json& record, const char* key) {
-  const auto* value = find(record, key);
-  return value ? *value : Json();
-}
-
 // `train` or `weight` of a message: 0 or 1, or a boolean.
 bool is_trained(const Json& message, std::size_t place, bool otherwise) {
   for (const auto* key : {"train", "weight"}) {
@@ -56,15 +51,15 @@ std::vector<TokenId> token_list(const Json& list, const char* key, const Tokeniz
 Sample SampleMaker::make(const Record& record) const {
   const auto& json = record.json;
   const auto chat = [&](Json messages) {
-    return Chat{std::move(messages), get(json, "tools"), get(json, "chat_template_kwargs")};
+    return Chat{std::move(messages), value_or_null(json, "tools"), value_or_null(json, "chat_template_kwargs")};
   };
   try {
     Sample sample;
     if (const auto* messages = find(json, "messages")) {
       sample = from_chat(chat(*messages), trained_turns(*messages, 0));
     } else if (find(json, "prompt") || find(json, "completion")) {
-      const auto prompt = get(json, "prompt");
-      const auto completion = get(json, "completion");
+      const auto prompt = value_or_null(json, "prompt");
+      const auto completion = value_or_null(json, "completion");
       if (prompt.is_array() && completion.is_array()) {
         auto all = prompt;
         all.insert(all.end(), completion.begin(), completion.end());
@@ -100,7 +95,7 @@ std::vector<bool> SampleMaker::trained_turns(const Json& messages, std::size_t f
   std::vector<bool> trained(messages.size(), false);
   for (std::size_t i = messages.size(); i-- > 0;) {
     if (!messages[i].is_object()) fail_data("messages[{}] must be an object, got {}", i, messages[i].type_name());
-    const bool is_assistant = get(messages[i], "role") == "assistant";
+    const bool is_assistant = value_or_null(messages[i], "role") == "assistant";
     trained[i] = is_trained(messages[i], i, is_assistant && i >= first);
     if (trained[i] && !is_assistant) fail_data("messages[{}]: only a turn of the assistant can be trained", i);
     if (trained[i] && options_.loss_on == LossOn::kLastTurn) break;
@@ -152,8 +147,9 @@ Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained
     const auto from = static_cast<std::size_t>(differs.first - prompt.text.str().begin());
     fail_data(
         "the prompt of messages[{}] with generation prompt is not the beginning of the whole conversation: {} writes "
-        "{} there, and {} with "
-        "the turn behind it. Set enable_thinking to what the turn shows, or use a template that keeps them equal",
+        "{} there, and {} with the turn behind it. Set enable_thinking in the record's chat_template_kwargs to what "
+        "the "
+        "turn shows, or use a template that keeps them equal",
         last, template_.name(),
         Json(prompt.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace),
         Json(whole.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -162,9 +158,8 @@ Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained
   if (!start_of_last) {
     fail_data(
         "the tokens of the prompt of messages[{}] are not a prefix of those of the whole conversation: its first "
-        "characters join "
-        "those of the generation prompt, {}. Set enable_thinking to what the turn shows, or strip the turn's leading "
-        "white space",
+        "characters join those of the generation prompt, {}. Set enable_thinking in the record's chat_template_kwargs "
+        "to what the turn shows, or strip the turn's leading white space",
         last, Json(prompt.text.str().substr(last_block.begin)).dump(-1, ' ', false, Json::error_handler_t::replace));
   }
   const auto token_at = [&](std::size_t byte, std::size_t message) {
@@ -224,8 +219,8 @@ void SampleMaker::append_end(Sample& sample) const {
 
 // The two strings are encoded one by one: the model is sampled behind the tokens of the prompt, whatever follows.
 Sample SampleMaker::from_prompt(const Json& record) const {
-  const auto prompt = get(record, "prompt");
-  const auto completion = get(record, "completion");
+  const auto prompt = value_or_null(record, "prompt");
+  const auto completion = value_or_null(record, "completion");
   if (!prompt.is_string() || !completion.is_string()) {
     fail_data("prompt and completion must be two strings or two lists of messages, got {} and {}", prompt.type_name(),
               completion.type_name());

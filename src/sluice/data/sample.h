@@ -13,9 +13,8 @@
 //   - Of the last trained turn: the rendering of what comes before it, with generation prompt, must be a prefix of the
 //     rendering of the whole, in bytes and in tokens, and the span starts right behind. Otherwise the model would be
 //     trained behind a prompt that it never gets when sampled; that is an error.
-//   - Of an earlier turn: the span starts where the turn's tokens, in the final rendering, stop to agree with those of
-//   the
-//     generation prompt. (A template may drop that prompt's "<think>" from past turns.)
+//   - Of an earlier turn: the span starts where the turn's tokens, in the final rendering, cease to agree with those of
+//     the generation prompt. (A template may drop that prompt's "<think>" from past turns.)
 // Messages behind the last trained turn are left out: nothing is learned from them, and they could change how it is
 // rendered.
 #pragma once

@@ -16,7 +16,7 @@ using testing::HasSubstr;
 const fs::path kTiny = fs::path(SLUICE_SOURCE_DIR) / "examples/tiny/tokenizer";
 const fs::path kQwen3 = fs::path(SLUICE_SOURCE_DIR) / "../shared/data/qwen3-tokenizer";  // too large for the repository
 
-Record record_of(const std::string& json) { return {nlohmann::ordered_json::parse(json), "chats.jsonl:7", 7}; }
+Record record_of(const std::string& json) { return {nlohmann::ordered_json::parse(json), "chats.jsonl:7"}; }
 
 SampleMaker maker(const SampleOptions& options = {}, const ChatTemplate& chat_template = ChatTemplate::built_in()) {
   return {Tokenizer::load(kTiny), chat_template, options};

@@ -20,8 +20,10 @@ using nlohmann::json;
 constexpr std::uint64_t kMostFileBytes = std::uint64_t{256} << 20;
 constexpr std::int64_t kMostIds = std::int64_t{1} << 22;
 
-// The text of a JSON value, short enough for a message.
+// The text of a JSON value, short enough for a message. What holds others is named alone: a file may nest them without
+// end.
 std::string shown(const json& value) {
+  if (value.is_structured()) return value.is_array() ? "a list" : "an object";
   auto text = value.dump(-1, ' ', true);
   if (text.size() > 80) text = text.substr(0, 77) + "...";
   return text;
