@@ -3,11 +3,13 @@
 
 namespace sluice {
 
+at::ScalarType scalar_type_of(Precision precision) { return precision == Precision::kFloat32 ? kFloat : kBFloat16; }
+
 LoadedModel load_model(const std::filesystem::path& path, at::ScalarType dtype) {
-  LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}, .report = {}};
+  LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}};
   const auto where = (path / kConfigFile).string();
   loaded.model = family_of(loaded.folder->config(), where).build(loaded.folder->config(), where);
-  loaded.report = load_parameters(*loaded.folder, loaded.model.decoder->parameters(), loaded.model.weights, dtype);
+  load_parameters(*loaded.folder, loaded.model.decoder->parameters(), loaded.model.weights, dtype);
   return loaded;
 }
 

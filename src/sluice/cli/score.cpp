@@ -12,13 +12,13 @@
 #include "sluice/core/files.h"
 #include "sluice/core/log.h"
 #include "sluice/core/progress.h"
+#include "sluice/data/packing.h"
 #include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace sluice {
 namespace {
 
-constexpr std::int64_t kTokensPerPack = 4096;
-constexpr std::int64_t kIgnored = -100;
+constexpr std::int64_t kTokensPerPack = 4096;  // of one forward pass: enough to fill matrix products, little in memory
 
 struct Sequence {
   std::vector<TokenId> tokens;
@@ -52,7 +52,7 @@ std::vector<float> logprobs_of(const Decoder& decoder, const std::vector<Sequenc
     if (sequence.tokens.empty()) continue;
     tokens.insert(tokens.end(), sequence.tokens.begin(), sequence.tokens.end());
     targets.insert(targets.end(), sequence.tokens.begin() + 1, sequence.tokens.end());
-    targets.push_back(kIgnored);
+    targets.push_back(kIgnoredTarget);
     lengths.push_back(static_cast<std::int64_t>(sequence.tokens.size()));
   }
   std::vector<float> logprobs;
@@ -62,7 +62,7 @@ std::vector<float> logprobs_of(const Decoder& decoder, const std::vector<Sequenc
   const auto nll = linear_cross_entropy(hidden, decoder.head(), at::tensor(targets, i64)).nll.contiguous();
   const auto* values = nll.const_data_ptr<float>();
   for (std::size_t i = 0; i < targets.size(); ++i) {
-    if (targets[i] != kIgnored) logprobs.push_back(0 - values[i]);  // 0 - 0 has no sign
+    if (targets[i] != kIgnoredTarget) logprobs.push_back(0 - values[i]);  // 0 - 0 has no sign
   }
   return logprobs;
 }
@@ -112,7 +112,7 @@ ExitCode run_score(const ScoreOptions& options, const Invocation& invocation) {
   }
 
   AtomicFile out(options.out);
-  const auto loaded = load_model(options.model.path, options.dtype == Precision::kFloat32 ? kFloat : kBFloat16);
+  const auto loaded = load_model(options.model.path, scalar_type_of(options.dtype));
   const auto& decoder = *loaded.model.decoder;
   const auto start = std::chrono::steady_clock::now();
   Totals totals;

@@ -5,16 +5,14 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <limits>
 
+#include "sluice/core/terminal.h"
 #include "sluice/data/dataset.h"
 
 namespace sluice {
 namespace {
-
-bool colour_on_output() { return ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr; }
 
 void print_ids(const Tokenizer& tokenizer, std::string_view text, SpecialTokens special) {
   fmt::print("{}\n", fmt::join(tokenizer.encode(text, special), " "));
@@ -29,7 +27,7 @@ void print_samples(const TokenizeOptions& options, const Tokenizer& tokenizer, S
   for (std::int64_t i = 0; i < shown; ++i) {
     const auto& sample = dataset.samples()[static_cast<std::size_t>(i)];
     fmt::print("{}: {} tokens, {} trained\n{}\n", sample.place, sample.tokens.size(), sample.trained_tokens(),
-               show_sample(sample, tokenizer, colour_on_output()));
+               show_sample(sample, tokenizer, colours_wanted(STDOUT_FILENO)));
   }
   const auto& counts = dataset.counts();
   fmt::print("{} samples, {} tokens, {} trained\n", counts.samples, counts.tokens, counts.trained_tokens);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ struct TokenizeOptions {
   void describe(OptionList& option) {
     option("model", model, "model");
     option("text", text, "text to turn into ids; without text and ids, each line of standard input");
-    option("ids", ids, "ids to turn into text");
+    option("ids", ids, "ids to turn into text", {.min = 0, .max = std::numeric_limits<TokenId>::max()});
     option("control", control, "text that looks like a control token becomes one; otherwise it stays text");
     option("data", data, "samples, as for sft: prints how many tokens they have");
     option("show", show, "print so many samples of data, trained tokens in colour", {.min = 0});

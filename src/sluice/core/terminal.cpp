@@ -54,9 +54,9 @@ void draw(std::string_view text) { write(fmt::format("\r{}\x1b[K", cut(text, col
 
 }  // namespace
 
-bool on_terminal() { return ::isatty(STDERR_FILENO) == 1 && environment("TERM") != "dumb"; }
+bool on_terminal(int descriptor) { return ::isatty(descriptor) == 1 && environment("TERM") != "dumb"; }
 
-bool colours_wanted() { return on_terminal() && environment("NO_COLOR").empty(); }
+bool colours_wanted(int descriptor) { return on_terminal(descriptor) && environment("NO_COLOR").empty(); }
 
 void show_live_line(std::string_view text) {
   if (!on_terminal()) return;

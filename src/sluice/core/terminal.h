@@ -3,16 +3,18 @@
 // redrawn in place.
 #pragma once
 
+#include <unistd.h>
+
 #include <mutex>
 #include <string_view>
 
 namespace sluice {
 
-// Standard error goes to a terminal that can redraw a line.
-bool on_terminal();
+// Standard error, or another descriptor, goes to a terminal that can redraw a line.
+bool on_terminal(int descriptor = STDERR_FILENO);
 
 // A terminal, and the environment does not set NO_COLOR (https://no-color.org).
-bool colours_wanted();
+bool colours_wanted(int descriptor = STDERR_FILENO);
 
 // Draws `text` as the live line, cut to the width of the terminal. Without a terminal: nothing.
 void show_live_line(std::string_view text);
