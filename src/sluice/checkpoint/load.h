@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// What became of the folder's tensors; `sluice inspect` prints it.
+// What became of the folder's tensors.
 struct LoadReport {
   struct Row {
     TensorInfo disk;
@@ -24,8 +24,7 @@ struct LoadReport {
   std::vector<std::string> unlisted;  // in a shard but not in the index: not read
   std::int64_t shared = 0;            // parameters that lie over the mapped file without a copy
 
-  // "set aside, and kept for the export: 333 tensors of the vision tower, 15 of the MTP block"; empty if there are
-  // none.
+  // "set aside: 333 tensors (vision tower), 15 tensors (multi-token prediction head)"; empty if there are none.
   std::string aside_line() const;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a training run resumes from: RUN/checkpoints/step_N/ with meta.json and one safetensors file for each kind of
-// tensor (parameters, optimizer moments). A checkpoint appears by rename, whole; meta.json lists every file with its
-// size and checksum. Tensors are global and named as the model's parameters, so any mesh can read what any other wrote.
+// tensor (master weights, optimizer moments). A checkpoint appears by rename, whole; meta.json lists every file with
+// its size and checksum. Tensors are global and named as the model's parameters, so any mesh can read what any other
+// wrote.
 #pragma once
 
 #include <filesystem>
@@ -25,7 +26,7 @@ inline constexpr int kCheckpointVersion = 1;
 struct TrainingState {
   std::int64_t step = 0;                           // optimizer steps done
   nlohmann::json meta = nlohmann::json::object();  // the trainer's own: seed, position in the data, configuration
-  std::map<std::string, NamedTensors> tensors;     // by kind, [a-z0-9_]+: "parameters", "exp_avg", ...
+  std::map<std::string, NamedTensors> tensors;     // by kind, [a-z0-9_]+: "master", "exp_avg", ...
 };
 
 // Which checkpoints stay when a new one is there: the newest `keep_last` (0: all), and those whose step is a multiple

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How far long work is. On a terminal one live line, redrawn; elsewhere plain lines. `--quiet` shows nothing. Goes to
-// standard error; in a job of many ranks, rank 0 alone reports.
+// standard error.
 #pragma once
 
 #include <chrono>

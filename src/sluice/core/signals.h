@@ -3,8 +3,6 @@
 // finishes its step, saves and ends. A second signal ends the process at once with status 128 + signal (130, 143).
 #pragma once
 
-#include "sluice/core/error.h"
-
 namespace sluice {
 
 // Catches the signals while it lives; one at a time. Commands without it end at the first signal, as programs do.
@@ -21,8 +19,5 @@ class StopSignals {
   bool requested() const { return signal() != 0; }
   int signal() const;  // the signal that asked for a stop; 0: none so far
 };
-
-// The exit code of a run that a signal ended without anything to resume from: 130 for SIGINT, 143 for SIGTERM.
-inline ExitCode exit_code_of_signal(int signal) { return static_cast<ExitCode>(128 + signal); }
 
 }  // namespace sluice

@@ -29,7 +29,6 @@ TEST(StopSignals, EndTheProcessAtOnceTheSecondTime) {
       return 0;
     });
     ASSERT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(exit_code_of_signal(signal)));
     EXPECT_EQ(WEXITSTATUS(status), signal == SIGINT ? 130 : 143);
   }
 }

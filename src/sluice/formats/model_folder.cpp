@@ -15,7 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::uint64_t kMaxConfigBytes = 64'000'000;
 constexpr std::uint64_t kMaxIndexBytes = 200'000'000;  // a million tensors, 200 bytes each
 
 constexpr std::array<std::string_view, 14> kCompanions = {"tokenizer*",         "vocab.json",

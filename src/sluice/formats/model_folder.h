@@ -4,6 +4,7 @@
 // index, shards and headers agree; no weight is read.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -21,7 +22,9 @@ inline constexpr std::string_view kWeightsFile = "model.safetensors";
 inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 inline constexpr std::string_view kGenerationConfigFile = "generation_config.json";
 
-// config.json of a folder. Data error if it is missing, no object, or larger than 64 MB.
+inline constexpr std::uint64_t kMaxConfigBytes = 64'000'000;  // of each of the JSON files but the index
+
+// config.json of a folder. Data error if it is missing, no object, or larger than kMaxConfigBytes.
 nlohmann::json read_model_config(const std::filesystem::path& folder);
 
 // The part that describes the language model: `text_config` of a multimodal config, otherwise the config itself.

@@ -18,7 +18,6 @@ struct Pack {
   std::vector<std::int64_t> slots;    // rising; empty: no states
   Tensor cu_seqlens;                  // [N + 1] int32
   Tensor positions;                   // [T] int64: past + index within the sequence
-  std::int64_t tokens() const { return positions.size(0); }
 };
 
 // A training pack, or with `past` and `slots` one that continues cached sequences.

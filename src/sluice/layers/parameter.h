@@ -30,7 +30,7 @@ struct Parameter {
   std::optional<at::ScalarType> dtype = {};  // held in this whatever the model's precision; none: the model's
   bool decay = true;                         // takes weight decay
   Init init;
-  Tensor value = {};          // undefined until materialize() or the loader sets it
+  Tensor value = {};          // undefined until initialize() or the loader sets it
   std::int64_t size() const;  // number of elements
 };
 

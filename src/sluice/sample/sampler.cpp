@@ -18,16 +18,7 @@ namespace {
 constexpr std::size_t kBlock = 1024;  // weights are summed a block at a time, so that a pick skips whole blocks
 
 SLUICE_MULTIARCH float largest(const float* x, std::size_t count) {
-  constexpr std::size_t kLanes = 32;
-  float lanes[kLanes];
-  std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
-  }
-  for (; i < count; ++i) lanes[0] = std::max(lanes[0], x[i]);
-  return *std::max_element(lanes, lanes + kLanes);
+  return lane_max(x, static_cast<std::int64_t>(count));
 }
 
 // weights[i] = exp((x[i] - top) scale); their sum.

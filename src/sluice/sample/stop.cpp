@@ -14,8 +14,6 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kMostConfigBytes = std::uint64_t{64} << 20;
-
 void add_ids(const nlohmann::json& config, const std::string& where, std::set<TokenId>& ids) {
   const auto found = config.find("eos_token_id");
   if (found == config.end() || found->is_null()) return;
@@ -37,7 +35,7 @@ std::vector<TokenId> stop_ids(const std::filesystem::path& model_folder, const s
   add_ids(config, config_path, ids);
   add_ids(text_config(config), config_path, ids);
   if (const auto path = model_folder / kGenerationConfigFile; std::filesystem::exists(path)) {
-    add_ids(read_json_object(path, kMostConfigBytes), path.string(), ids);
+    add_ids(read_json_object(path, kMaxConfigBytes), path.string(), ids);
   }
   if (tokenizer && tokenizer->eos_id()) ids.insert(*tokenizer->eos_id());
   return {ids.begin(), ids.end()};
