@@ -99,8 +99,6 @@ Value element(const Value& base, const Value& key) {
   throw Problem(fmt::format("{} is no index", key.type()));
 }
 
-// ---- tests
-
 bool call_test(const std::string& name, const Value& input, const Arguments& arguments) {
   ArgumentReader reader(fmt::format("test '{}'", name), arguments);
   const auto answer = [&](bool value) {
@@ -143,8 +141,6 @@ bool call_test(const std::string& name, const Value& input, const Arguments& arg
   if (name == "in") return answer(contains(reader.required("seq"), input));
   throw Problem(fmt::format("the test '{}' is unknown or not supported", name));
 }
-
-// ---- functions
 
 bool is_function(const std::string& name) {
   static constexpr std::array<std::string_view, 5> kNames = {"range", "namespace", "dict", "raise_exception",
@@ -210,15 +206,13 @@ Value call_function(Interpreter& interpreter, const std::string& name, const Arg
   return space;
 }
 
-// ---- methods
-
 bool has_method(const Value& self, const std::string& name) {
   static constexpr std::array<std::string_view, 4> kOfDict = {"get", "items", "keys", "values"};
-  static constexpr std::array<std::string_view, 16> kOfText = {
-      "split",   "rsplit", "splitlines", "strip",      "lstrip", "rstrip", "startswith", "endswith",
-      "replace", "upper",  "lower",      "capitalize", "find",   "count",  "join",       "removeprefix"};
+  static constexpr std::array<std::string_view, 17> kOfText = {
+      "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "startswith",   "endswith",    "replace",
+      "upper", "lower",  "capitalize", "find",  "count",  "join",   "removeprefix", "removesuffix"};
   if (self.dict()) return std::find(kOfDict.begin(), kOfDict.end(), name) != kOfDict.end();
-  if (self.text()) return name == "removesuffix" || std::find(kOfText.begin(), kOfText.end(), name) != kOfText.end();
+  if (self.text()) return std::find(kOfText.begin(), kOfText.end(), name) != kOfText.end();
   return false;
 }
 

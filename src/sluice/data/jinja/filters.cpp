@@ -224,6 +224,7 @@ Value select(Call& call) {
   std::vector<Value> kept;
   for (auto& one : call.elements()) {
     const auto value = by_attribute ? path(one, *attribute) : one;
+    if (test) call.interpreter.charge_comparison(value);
     if ((test ? call_test(test->text()->str(), value, rest) : is_true(value)) == keep) kept.push_back(one);
   }
   return List(std::move(kept));
@@ -291,8 +292,8 @@ Value unique(Call& call) {
   const bool case_sensitive = call.reader.boolean("case_sensitive", false);
   std::vector<Value> kept;
   for (auto& one : call.elements()) {
-    call.interpreter.charge_steps(static_cast<std::int64_t>(kept.size()));
     const auto key = sort_key(one, case_sensitive);
+    call.interpreter.charge_steps(static_cast<std::int64_t>(kept.size()) * (1 + key.weight() / 64));
     const bool seen = std::any_of(kept.begin(), kept.end(),
                                   [&](const Value& other) { return equal(sort_key(other, case_sensitive), key); });
     if (!seen) kept.push_back(one);

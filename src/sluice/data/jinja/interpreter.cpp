@@ -6,10 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "sluice/core/error.h"
 #include "sluice/data/jinja/builtins.h"
-#include "sluice/data/jinja/parser.h"
-#include "sluice/data/utf8.h"
 
 namespace sluice::jinja {
 
@@ -35,6 +32,11 @@ void Interpreter::charge_bytes(std::size_t count) {
   if (count > static_cast<std::size_t>(bytes_left_))
     throw Problem("the template makes too much text: its limit of bytes is used up");
   bytes_left_ -= static_cast<std::int64_t>(count);
+}
+
+void Interpreter::charge_comparison(const Value& value) {
+  const auto* list = value.list();
+  charge_steps((list ? static_cast<std::int64_t>(list->elements.size()) : 0) + value.weight() / 64);
 }
 
 Output Interpreter::run(const Block& statements, const Dict& variables) {
@@ -262,6 +264,7 @@ Value Interpreter::evaluate(const Expression& e, Scope& scope) {
       const auto input = operand(0);
       const auto arguments = evaluate_arguments(e, scope);
       line_ = e.line;
+      charge_comparison(input);
       return call_test(e.name, input, arguments);
     }
   }
@@ -334,7 +337,7 @@ Value Interpreter::evaluate_compare(const Expression& expression, Scope& scope) 
     auto right = evaluate(*expression.operands[i + 1], scope);
     line_ = expression.line;
     const auto& symbol = expression.names[i];
-    if (const auto* list = right.list()) charge_steps(static_cast<std::int64_t>(list->elements.size()));
+    charge_comparison(right);
     const bool holds = symbol == "=="   ? equal(left, right)
                        : symbol == "!=" ? !equal(left, right)
                        : symbol == "<"  ? less(left, right)
@@ -481,28 +484,6 @@ Value Interpreter::binary(const std::string& symbol, const Value& left, const Va
     }
   }
   throw Problem(fmt::format("'{}' does not work on {} and {}", symbol, left.type(), right.type()));
-}
-
-Template::Template(std::string source, std::string name) : name_(std::move(name)) {
-  if (source.size() > (std::size_t{1} << 20))
-    fail_data("{}: the template has {} bytes; at most 1 MiB is read", name_, source.size());
-  check_utf8(source, name_);
-  for (std::size_t at = 0; (at = source.find("\r\n", at)) != std::string::npos;) source.erase(at, 1);
-  if (source.ends_with('\n')) source.pop_back();
-  try {
-    statements_ = std::make_shared<const Block>(parse(source));
-  } catch (const Problem& problem) {
-    fail_data("{}:{}", name_, problem.what());
-  }
-}
-
-Output Template::render(const Dict& variables, const Limits& limits, std::time_t now) const {
-  Interpreter interpreter(limits, now);
-  try {
-    return interpreter.run(*statements_, variables);
-  } catch (const Problem& problem) {
-    fail_data("{}:{}: {}", name_, interpreter.line(), problem.what());
-  }
 }
 
 }  // namespace sluice::jinja

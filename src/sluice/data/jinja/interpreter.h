@@ -46,6 +46,7 @@ class Interpreter {
   // For the built-in filters, tests and functions.
   void charge_steps(std::int64_t count);
   void charge_bytes(std::size_t count);
+  void charge_comparison(const Value& value);  // with any other value
   std::time_t now() const { return now_; }
 
  private:

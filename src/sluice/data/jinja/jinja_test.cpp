@@ -74,6 +74,12 @@ TEST(JinjaLimits, AnUntrustedTemplateEnds) {
   for (int i = 0; i < 5000; ++i) chain += ".a";
   EXPECT_THAT(error_of("{{ " + chain + " }}"), HasSubstr("nested more than"));
   EXPECT_THAT(error_of("{{ 9223372036854775807 + 1 }}"), HasSubstr("64 bits"));
+  // 2^60 elements in 60 lists: neither printed nor compared.
+  const std::string doubling =
+      "{% set a = namespace(l=[1]) %}{% set b = namespace(l=[1]) %}{% for i in range(60) %}{% set a.l = [a.l, a.l] %}"
+      "{% set b.l = [b.l, b.l] %}{% endfor %}";
+  EXPECT_THAT(error_of(doubling + "{{ a.l }}"), HasSubstr("a value of more than 128000000 bytes"));
+  EXPECT_THAT(error_of(doubling + "{{ a.l == b.l }}"), HasSubstr("a value of more than 128000000 bytes"));
   EXPECT_THAT(error_of("{% set ns = namespace() %}{% set ns.self = ns %}"), HasSubstr("cannot be stored"));
 }
 

@@ -26,7 +26,6 @@ class Parser {
   }
 
  private:
-  // ---- tokens
   const Token& now() const { return tokens_[position_]; }
   const Token& ahead() const { return tokens_[std::min(position_ + 1, tokens_.size() - 1)]; }
   bool is(Kind kind, std::string_view text) const { return now().kind == kind && now().text == text; }
@@ -61,7 +60,6 @@ class Parser {
     int& depth;
   };
 
-  // ---- expressions
   ExpressionPtr make(EKind kind, int line, std::string text = {}) {
     auto expression = std::make_unique<Expression>();
     expression->kind = kind;
@@ -394,7 +392,6 @@ class Parser {
            std::find(std::begin(kKeywords), std::end(kKeywords), now().text) == std::end(kKeywords);
   }
 
-  // ---- statements
   // Up to a block that one of `endings` begins; that name is left as the current token, behind its "{%".
   Block statements(std::initializer_list<std::string_view> endings) {
     const Nesting nesting(*this);

@@ -10,12 +10,19 @@
 namespace sluice::jinja {
 namespace {
 
-int depth_with(int depth, const Value& element) {
+void check_storable(const Value& element) {
   if (element.space() || element.callable())
     throw Problem(fmt::format("{} cannot be stored in a container", element.type()));
-  depth = std::max(depth, 1 + element.depth());
-  if (depth > kMaxDepth) throw Problem(fmt::format("values nested more than {} deep", kMaxDepth));
-  return depth;
+}
+
+// A List or Dict takes an element, whose key has `key_bytes`.
+template <typename Container>
+void grow(Container& container, const Value& element, std::size_t key_bytes = 0) {
+  check_storable(element);
+  container.depth = std::max(container.depth, 1 + element.depth());
+  if (container.depth > kMaxDepth) throw Problem(fmt::format("values nested more than {} deep", kMaxDepth));
+  container.weight += element.weight() + static_cast<std::int64_t>(key_bytes);
+  if (container.weight > kMaxWeight) throw Problem(fmt::format("a value of more than {} bytes", kMaxWeight));
 }
 
 }  // namespace
@@ -24,11 +31,11 @@ Value::Value(List list) : storage_(std::make_shared<const List>(std::move(list))
 Value::Value(Dict dict) : storage_(std::make_shared<const Dict>(std::move(dict))) {}
 
 List::List(std::vector<Value> values) : elements(std::move(values)) {
-  for (const auto& element : elements) depth = depth_with(depth, element);
+  for (const auto& element : elements) grow(*this, element);
 }
 
 void Dict::set(Text key, Value value) {
-  depth = depth_with(depth, value);
+  grow(*this, value, key.size());
   const auto [place, added] = index.try_emplace(key.str(), entries.size());
   if (added) {
     entries.emplace_back(std::move(key), std::move(value));
@@ -43,7 +50,7 @@ const Value* Dict::find(const std::string& key) const {
 }
 
 void Namespace::set(const std::string& key, Value value) {
-  depth_with(0, value);
+  check_storable(value);
   attributes[key] = std::move(value);
 }
 
@@ -65,6 +72,13 @@ int Value::depth() const {
   if (const auto* l = list()) return l->depth;
   if (const auto* d = dict()) return d->depth;
   return 0;
+}
+
+std::int64_t Value::weight() const {
+  if (const auto* l = list()) return l->weight;
+  if (const auto* d = dict()) return d->weight;
+  if (const auto* t = text()) return 1 + static_cast<std::int64_t>(t->size());
+  return 1;
 }
 
 bool is_true(const Value& value) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The values of a template: what Python has, as far as chat templates need it. Everything but a namespace is immutable
 // and shared. A namespace or a callable cannot be put into a container, so values form no cycles, and a container may
-// nest kMaxDepth deep, so that neither comparison nor destruction runs out of stack. A tuple is a list.
+// nest kMaxDepth deep, so that neither comparison nor destruction runs out of stack. It may weigh kMaxWeight, so that a
+// list that holds one list many times, over and over, cannot be printed or compared without end. A tuple is a list.
 #pragma once
 
 #include <cstdint>
@@ -74,10 +75,11 @@ class Value {
 
   bool is_undefined() const { return as<Undefined>() != nullptr; }
   bool is_none() const { return as<None>() != nullptr; }
-  bool is_number() const;    // as in Python, True and False are numbers too
-  double number() const;     // of a number
-  const char* type() const;  // for messages: "a string", "a list"
-  int depth() const;         // 0 for anything that holds nothing
+  bool is_number() const;       // as in Python, True and False are numbers too
+  double number() const;        // of a number
+  const char* type() const;     // for messages: "a string", "a list"
+  int depth() const;            // 0 for anything that holds nothing
+  std::int64_t weight() const;  // about the bytes of it written out, shared parts counted each time
 
  private:
   template <typename T>
@@ -89,12 +91,14 @@ class Value {
 };
 
 constexpr int kMaxDepth = 200;
+constexpr std::int64_t kMaxWeight = 128'000'000;  // twice the longest record of a data file
 
 struct List {
   List() = default;
-  explicit List(std::vector<Value> elements);  // Problem if too deep or if one cannot be stored
+  explicit List(std::vector<Value> elements);  // Problem if too deep, too heavy or if one cannot be stored
   std::vector<Value> elements;
   int depth = 1;
+  std::int64_t weight = 1;
 };
 
 // In the order of insertion. Keys are strings, as in JSON.
@@ -104,6 +108,7 @@ struct Dict {
   std::vector<std::pair<Text, Value>> entries;
   std::unordered_map<std::string, std::size_t> index;
   int depth = 1;
+  std::int64_t weight = 1;
   int message = -1;  // its place in the conversation, if it is one of the messages
 };
 
