@@ -2,28 +2,21 @@
 """Our Jinja against Python's jinja2 as transformers configures it: the same text, and errors where it has errors."""
 import itertools
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from conftest import program
+
 ROOT = Path(__file__).resolve().parents[1]
 QWEN3 = ROOT.parent / "shared" / "data" / "qwen3-tokenizer" / "tokenizer_config.json"
 
 
-def driver(name):
-    build = Path(os.environ.get("SLUICE_BUILD_DIR", ROOT / "build"))
-    path = build / "tests" / "drivers" / name
-    if not path.exists():
-        pytest.skip(f"{path} is not built (SLUICE_BUILD_DIR names the build folder)")
-    return path
-
-
 def render_ours(requests):
     lines = "".join(json.dumps(request) + "\n" for request in requests)
-    done = subprocess.run([driver("render_template")], input=lines, capture_output=True, text=True, check=True)
+    done = subprocess.run([program("render_template")], input=lines, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 

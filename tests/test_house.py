@@ -84,7 +84,7 @@ def test_includes_point_downwards():
 
 
 def test_operators_are_complete():
-    roles = ["{}.h", "{}.cpp", "definition.cpp", "cpu.cpp", "cases.h", "test.cpp", "bench.cpp", "NOTES.md"]
+    roles = ["{}.h", "{}.cpp", "definition.cpp", "cpu.cpp", "cases.h", "test.cpp", "samples.py", "bench.cpp", "NOTES.md"]
     check([f"{name_of(folder)}: no {role.format(folder.name)}" for folder in operator_folders()
            for role in roles if not (folder / role.format(folder.name)).exists()])
 

@@ -2,6 +2,7 @@
 """The operator library as PyTorch loads it: every operator of torch.ops.sluice passes torch.library.opcheck, and the
 gated delta rule gives what a loop over its equation gives, forward and backward."""
 
+import importlib.util
 import math
 import os
 import pathlib
@@ -9,6 +10,8 @@ import pathlib
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from operator_inputs import cu_seqlens
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = pathlib.Path(os.environ.get("SLUICE_BUILD", ROOT / "build" / "release")) / "libsluice_ops.so"
@@ -18,68 +21,14 @@ if not LIBRARY.exists():
 torch.ops.load_library(LIBRARY)
 
 
-def cu_seqlens(*lengths):
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-
-
-def draw(*shape, dtype=torch.float32):
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
-
-
-def rms_norm_samples():
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for zero_centered in (True, False):
-            yield draw(6, 40, dtype=dtype), draw(40, dtype=dtype), 1e-6, zero_centered
-    yield draw(6, 3, 80)[:, :, :40], draw(40), 1e-6, True
-    yield draw(6, 40, dtype=torch.bfloat16), draw(40), 1e-6, True
-
-
-def gated_rms_norm_samples():
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for activation in ("silu", "sigmoid"):
-            yield draw(6, 3, 40, dtype=dtype), draw(6, 3, 40, dtype=dtype), draw(40, dtype=dtype), 1e-6, activation
-
-
-def causal_conv_samples():
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for silu in (True, False):
-            yield draw(9, 10, dtype=dtype), draw(10, 1, 4, dtype=dtype), cu_seqlens(5, 1, 3), None, silu
-    yield draw(9, 10), draw(10, 1, 4), cu_seqlens(5, 1, 3), draw(3, 10, 3), True
-    yield draw(9, 20)[:, 5:15], draw(10, 1, 1), cu_seqlens(9), None, True
-
-
-def rotary_samples():
-    angles = torch.rand(6, 8)
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        yield draw(6, 3, 32, dtype=dtype), angles.cos(), angles.sin()
-
-
-def gated_delta_rule_samples():
-    for dtype, gate_type in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64,) * 2):
-        for with_state in (True, False):
-            g = (-torch.rand(70, 4, dtype=gate_type)).requires_grad_()
-            beta = torch.rand(70, 4, dtype=gate_type).requires_grad_()
-            state = draw(2, 4, 8, 16, dtype=gate_type) if with_state else None
-            q, k = draw(70, 2, 8, dtype=dtype), draw(70, 2, 8, dtype=dtype)
-            yield q, k, draw(70, 4, 16, dtype=dtype), g, beta, cu_seqlens(67, 3), state, 8**-0.5, True
-
-
-def attention_samples():
-    for dtype in (torch.float32, torch.bfloat16):
-        q, k, v = draw(9, 4, 8, dtype=dtype), draw(9, 2, 8, dtype=dtype), draw(9, 2, 8, dtype=dtype)
-        yield q, k, v, cu_seqlens(6, 3), cu_seqlens(6, 3), None, 8**-0.5
-    used = torch.tensor([5, 2], dtype=torch.int32)
-    yield draw(3, 4, 8), draw(12, 2, 8), draw(12, 2, 8), cu_seqlens(2, 1), cu_seqlens(6, 6), used, 8**-0.5
-
-
-SAMPLES = {
-    "rms_norm": rms_norm_samples,
-    "gated_rms_norm": gated_rms_norm_samples,
-    "causal_conv": causal_conv_samples,
-    "rotary": rotary_samples,
-    "gated_delta_rule": gated_delta_rule_samples,
-    "attention": attention_samples,
-}
+def samples_of(operator):
+    """The sample arguments that an operator's folder declares."""
+    path = ROOT / "src" / "sluice" / "kernels" / operator / "samples.py"
+    assert path.exists(), f"sluice::{operator} is registered but has no sample arguments: write {path.relative_to(ROOT)}"
+    specification = importlib.util.spec_from_file_location(f"samples_of_{operator}", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.samples()
 
 
 def registered():
@@ -93,9 +42,8 @@ def tensors(result):
 
 @pytest.mark.parametrize("name", [name for name in registered() if not name.endswith("_backward")])
 def test_operator_keeps_pytorchs_contract(name):
-    assert name in SAMPLES, f"sluice::{name} is registered but has no sample inputs here; add them to SAMPLES"
     torch.manual_seed(0)
-    for sample in SAMPLES[name]():
+    for sample in samples_of(name):
         torch.library.opcheck(getattr(torch.ops.sluice, name).default, sample)
 
 
@@ -116,8 +64,7 @@ class Recorder(TorchDispatchMode):
 def test_backward_operator_keeps_pytorchs_contract(name):
     torch.manual_seed(0)
     forward = name.removesuffix("_backward")
-    assert forward in SAMPLES, f"sluice::{name} is registered but {forward} has no sample inputs here"
-    for sample in SAMPLES[forward]():
+    for sample in samples_of(forward):
         outputs = tensors(getattr(torch.ops.sluice, forward)(*sample))
         with Recorder() as recorder:
             sum(output.sum() for output in outputs if output.requires_grad).backward()

@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from conftest import program
+
 ROOT = Path(__file__).resolve().parents[1]
-DRIVER = Path(os.environ.get("SLUICE_BUILD_DIR", ROOT / "build/release")) / "tests/drivers/tokenize_lines"
 TINY = ROOT / "examples/tiny/tokenizer"
 QWEN3 = ROOT.parent / "shared/data/qwen3-tokenizer"
-
-if not DRIVER.exists():
-    pytest.skip(f"{DRIVER} is not built (SLUICE_BUILD_DIR names the build folder)", allow_module_level=True)
-
 
 @pytest.fixture(params=[TINY, QWEN3], ids=["tiny", "qwen3"])
 def folder(request) -> Path:
@@ -29,7 +26,7 @@ def folder(request) -> Path:
 
 def answers(folder: Path, command: str, records: list[bytes]) -> list[list[str]]:
     data = b"".join(struct.pack("<I", len(record)) + record for record in records)
-    done = subprocess.run([DRIVER, folder, command], input=data, capture_output=True, check=True)
+    done = subprocess.run([program("tokenize_lines"), folder, command], input=data, capture_output=True, check=True)
     return [line.split("\t") for line in done.stdout.decode().splitlines()]
 
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta rule's Hopper kernels against the CPU path in float64, forward and every gradient (case K1)."""
+import os
+import pathlib
+
+import pytest
+import torch
+
+BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", pathlib.Path(__file__).resolve().parents[2] / "build" / "release"))
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
+NAMES = ["out", "final_state", "q", "k", "v", "g", "beta", "initial_state"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators():
+    for library in ("libsluice_ops.so", "libsluice_cuda.so"):
+        torch.ops.load_library(BUILD / library)
+
+
+def run(inputs, bounds, weights):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out, state = torch.ops.sluice.gated_delta_rule(*leaves[:5], bounds, leaves[5], 128**-0.5, True)
+    ((out.double() * weights[0]).sum() + (state.double() * weights[1]).sum()).backward()
+    return [out.detach(), state.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("lengths", [[1], [2], [63, 64, 65], [127, 130, 257], [1, 2, 3, 500, 1]])
+def test_outputs_and_gradients(lengths):
+    torch.manual_seed(sum(lengths))
+    tokens, key_heads, heads, dim = sum(lengths), 2, 4, 128
+    q, k = (torch.randn(tokens, key_heads, dim, dtype=torch.bfloat16) for _ in range(2))
+    v = torch.randn(tokens, heads, dim, dtype=torch.bfloat16)
+    # Decays log-uniform in [1e-12, 1]: products over a chunk underflow, their inverses would overflow.
+    g = -torch.rand(tokens, heads) * 27.6
+    beta, state = torch.rand(tokens, heads), torch.randn(len(lengths), heads, dim, dim)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    weights = [torch.randn(tokens, heads, dim).bfloat16().double(), torch.randn(state.shape).double()]
+    exact = run([x.double() for x in (q, k, v, g, beta, state)], bounds, weights)
+    found = run([x.cuda() for x in (q, k, v, g, beta, state)], bounds.cuda(), [w.cuda() for w in weights])
+    for name, x, reference in zip(NAMES, found, exact):
+        assert x.isfinite().all(), name
+        # bfloat16 operands cost 2^-9 each on average; the gradients of g and beta are sums of such products.
+        error = (x.cpu().double() - reference).norm() / reference.norm()
+        assert error < 1e-2, f"{name}: {error:.2e}"
