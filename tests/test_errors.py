@@ -325,8 +325,9 @@ def test_folders_that_hold_something_are_left_alone(sound, data, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    for arguments in (["export", tmp_path / "run", "--out", out], ["init", "--preset", "qwen3_5-tiny", "--out", out],
-                      ["sft", "--model", sound, "--data.path", data, "--run.out", out, "--train.steps", 1]):
+    for arguments in (["export", tmp_path / "run", "--out", out],
+                      ["init", "--preset", "qwen3_5-27b", "--out", out],   # said before anything is drawn
+                      ["sft", "--model", sound, "--data.path", data, "--run.out", out, "--train.steps", 1, "--dry-run"]):
         check_refused(run(*arguments, "--quiet", check=False), USAGE, str(out), "not empty")
         assert [path.name for path in out.iterdir()] == ["mine.txt"] and leftovers(tmp_path) == []
 

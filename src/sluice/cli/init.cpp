@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "sluice/checkpoint/export.h"
+#include "sluice/core/error.h"
 #include "sluice/core/log.h"
 #include "sluice/formats/json.h"
 #include "sluice/formats/model_folder.h"
@@ -57,6 +58,9 @@ ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
     return ExitCode::kDone;
   }
   if (options.out.empty()) fail_usage("init: --out is missing: the folder to make");
+  if (std::filesystem::exists(options.out) && !std::filesystem::is_empty(options.out)) {
+    fail_usage("{}: exists and is not empty; name another folder or remove it first", options.out.string());
+  }
   const auto [config, where] = read_source(options);
   const nlohmann::json plain = config;
   const auto model = family_of(plain, where).build(plain, where);

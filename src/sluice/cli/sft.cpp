@@ -71,6 +71,7 @@ std::int64_t count_elements(const std::vector<Parameter*>& parameters) {
 }  // namespace
 
 ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
+  check_run_folder(options);
   log_info("sluice {}\n{}", version(), invocation.changed);
   auto loaded = load_model(options.model.path, options.precision.dtype == Precision::kFloat32 ? kFloat : kBFloat16);
   auto& decoder = *loaded.model.decoder;

@@ -75,22 +75,27 @@ std::string fingerprint(const std::vector<Sample>& samples) {
   return checksum(std::as_bytes(std::span(sums)));
 }
 
+void check_run_folder(const SftOptions& options) {
+  const bool resume = options.ckpt.resume == Resume::kAuto;
+  if (options.run.overwrite && resume) {
+    fail_usage("run.overwrite and ckpt.resume = auto contradict each other: give one of them");
+  }
+  if (!options.run.overwrite && !resume && holds_a_run(options.run.out)) {
+    fail_usage("{}: not empty; --ckpt.resume auto goes on with the run there, --run.overwrite removes it",
+               options.run.out.string());
+  }
+}
+
 std::optional<TrainingState> open_run(const SftOptions& options, const std::vector<Sample>& train,
                                       const std::string& resolved_toml) {
   const auto& out = options.run.out;
-  if (options.run.overwrite && options.ckpt.resume == Resume::kAuto) {
-    fail_usage("run.overwrite and ckpt.resume = auto contradict each other: give one of them");
-  }
-  if (options.run.overwrite && holds_a_run(out)) {
-    // Only what a run writes is removed; a mistyped folder keeps everything else.
-    for (const auto* part : {"config.toml", "metrics.jsonl", "checkpoints", "export"}) fs::remove_all(out / part);
-  }
   std::optional<TrainingState> state;
   if (options.ckpt.resume == Resume::kAuto) {
     state = read_latest(out);
     if (state) check_same_settings(options, train, *state);
-  } else if (!options.run.overwrite && holds_a_run(out)) {
-    fail_usage("{}: not empty; --ckpt.resume auto goes on with the run there, --run.overwrite removes it", out.string());
+  } else if (options.run.overwrite) {
+    // Only what a run writes is removed; a mistyped folder keeps everything else.
+    for (const auto* part : {"config.toml", "metrics.jsonl", "checkpoints", "export"}) fs::remove_all(out / part);
   }
   fs::create_directories(out);
   remove_partial(out);

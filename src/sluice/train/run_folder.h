@@ -22,9 +22,13 @@ nlohmann::json maths_settings(const SftOptions& options);
 // Tells samples from others by their tokens and masks, in their order; kept in a checkpoint as "samples".
 std::string fingerprint(const std::vector<Sample>& samples);
 
+// Before anything is read: usage error if the folder holds a run and neither resume nor run.overwrite was asked for, or
+// both.
+void check_run_folder(const SftOptions& options);
+
 // Makes or opens options.run.out and writes config.toml. The state to go on from, where ckpt.resume is auto and there is
-// one. Usage error if the folder holds a run and neither resume nor run.overwrite was asked for, or if the samples or
-// settings that decide the numbers differ from the checkpoint's and ckpt.force is not given; it lists them.
+// one. Usage error if the samples or settings that decide the numbers differ from the checkpoint's and ckpt.force is not
+// given; it lists them.
 std::optional<TrainingState> open_run(const SftOptions& options, const std::vector<Sample>& train,
                                       const std::string& resolved_toml);
 
