@@ -19,8 +19,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SLUICE = ROOT / "build" / "release" / "sluice"
 PEER = ROOT / "bench" / "peer_transformers.py"
-# name, preset, sequences x length of a training step, steps
-TRAIN = [("tiny", "qwen3_5-tiny", 8, 512, 6), ("100m", "qwen3_5-100m", 2, 512, 4)]
+# name, preset, sequences of a training step, their shortest and longest length, steps
+TRAIN = [("tiny", "qwen3_5-tiny", 8, 512, 512, 8), ("tiny", "qwen3_5-tiny", 24, 16, 512, 8),
+         ("100m", "qwen3_5-100m", 2, 512, 512, 4)]
 DECODE = [("tiny", "qwen3_5-tiny", 1, 16, 200), ("tiny", "qwen3_5-tiny", 8, 16, 200), ("100m", "qwen3_5-100m", 1, 16, 30)]
 
 
@@ -37,15 +38,23 @@ def peer(work, model, threads, **options):
     return json.loads(run([sys.executable, PEER, work, model, "--threads", threads, *flags], threads).stdout.splitlines()[-1])
 
 
-def ours_train(model, folder, threads, dtype, sequences, length, steps):
-    data, out = folder / "tokens.jsonl", folder / "run"
+def write_samples(path, sequences, shortest, longest, steps):
+    """Token lists; every step has the same lengths, spread evenly on a logarithmic scale, so that all steps are alike."""
     rng = random.Random(1)
-    data.write_text("".join(json.dumps({"tokens": [rng.randrange(1000) for _ in range(length)]}) + "\n"
-                            for _ in range(sequences * steps)))
+    ratio = (longest / shortest) ** (1 / max(1, sequences - 1))
+    lengths = [round(shortest * ratio**i) for i in range(sequences)]
+    path.write_text("".join(json.dumps({"tokens": [rng.randrange(1000) for _ in range(length)]}) + "\n"
+                            for _ in range(steps) for length in lengths))
+    return sum(lengths)
+
+
+def ours_train(model, folder, data, tokens, threads, dtype, steps):
+    out = folder / "run"
     run([SLUICE, "sft", "--model", model, "--data.path", data, "--run.out", out, "--run.overwrite", "--train.steps", steps,
-         "--train.tokens_per_step", sequences * length, "--data.seq_len", sequences * length, "--precision.dtype", dtype], threads)
+         "--train.tokens_per_step", tokens, "--data.seq_len", tokens, "--precision.dtype", dtype], threads)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {"step_s": statistics.median(row["perf/step_s"] for row in rows[1:]), "peak_gib": rows[-1]["mem/peak_gib"]}
+    per_token = statistics.median(row["perf/step_s"] / row["train/tokens"] for row in rows[1:])   # packs differ a little
+    return {"step_s": per_token * tokens, "peak_gib": rows[-1]["mem/peak_gib"]}
 
 
 def ours_decode(model, folder, threads, sequences, length, steps):
@@ -84,7 +93,7 @@ def compare(name, key, ours, theirs, rounds, rows, **about):
         a, b = best(mine, what), best(others, what)
         ratio = a / b if what == "tokens_per_s" else b / a
         rows.append({"case": name, "what": what, "sluice": a, "transformers": b, "ratio": ratio, **about})
-        print(f"{name:<34} {what:<13} sluice {a:9.4f}  transformers {b:9.4f}  ratio {ratio:6.2f}", flush=True)
+        print(f"{name:<38} {what:<13} sluice {a:9.4f}  transformers {b:9.4f}  ratio {ratio:6.2f}", flush=True)
 
 
 def main():
@@ -97,14 +106,16 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         models = {}
-        for name, preset, *_ in TRAIN:
+        for name, preset in sorted({(row[0], row[1]) for row in TRAIN}):
             models[name] = folder / name
             run([SLUICE, "init", "--preset", preset, "--out", models[name], "--tokenizer", ROOT / "examples/tiny/tokenizer"], threads)
-        for name, _, sequences, length, steps in TRAIN:
+        for name, _, sequences, shortest, longest, steps in TRAIN:
+            data = folder / "tokens.jsonl"
+            tokens = write_samples(data, sequences, shortest, longest, steps)
             for dtype in ("float32", "bfloat16"):
-                compare(f"train {name} {sequences}x{length} {dtype}", "step_s",
-                        lambda: ours_train(models[name], folder, threads, dtype, sequences, length, steps),
-                        lambda: peer("train", models[name], threads, dtype=dtype, sequences=sequences, length=length, steps=steps),
+                compare(f"train {name} {sequences} x {shortest}..{longest} {dtype}", "step_s",
+                        lambda: ours_train(models[name], folder, data, tokens, threads, dtype, steps),
+                        lambda: peer("train", models[name], threads, dtype=dtype, sequences=sequences, data=data),
                         rounds, rows, threads=threads)
         for name, _, sequences, length, steps in DECODE:
             compare(f"decode {name} batch {sequences} float32", "tokens_per_s",

@@ -10,13 +10,23 @@ import warnings
 import torch
 
 
+def batches(arguments):
+    """The same token lists that Sluice packs, here padded on the right to the longest of their step."""
+    with open(arguments.data, encoding="utf-8") as file:
+        lists = [torch.tensor(json.loads(line)["tokens"]) for line in file]
+    for first in range(0, len(lists), arguments.sequences):
+        group = lists[first:first + arguments.sequences]
+        pad = torch.nn.utils.rnn.pad_sequence
+        ids, labels = pad(group, batch_first=True), pad(group, batch_first=True, padding_value=-100)
+        yield {"input_ids": ids, "labels": labels, "attention_mask": (labels >= 0).long()}
+
+
 def train(arguments, model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    ids = torch.randint(0, arguments.vocab, (arguments.sequences, arguments.length))
     seconds = []
-    for _ in range(arguments.steps):
+    for batch in batches(arguments):
         begin = time.perf_counter()
-        model(ids, labels=ids, use_cache=False).loss.backward()
+        model(**batch, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -42,6 +52,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--data")
     parser.add_argument("--sequences", type=int, default=1)
     parser.add_argument("--length", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)

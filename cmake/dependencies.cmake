@@ -50,7 +50,8 @@ if(SLUICE_TORCH)
     -Wl,--disable-new-dtags -Wl,--allow-shlib-undefined -Wl,--as-needed)
 endif()
 
-# The CUDA toolkit is optional; the library that it adds is loaded at run time, where a device is.
+# The CUDA toolkit is optional. Its library stands apart, so that one build serves machines with and without a device;
+# today Python alone loads it (tests/gpu).
 find_program(SLUICE_NVCC nvcc)
 option(SLUICE_CUDA "Build the CUDA library" OFF)
 if(SLUICE_NVCC AND SLUICE_TORCH AND NOT DEFINED CACHE{SLUICE_CUDA_CHOSEN})
