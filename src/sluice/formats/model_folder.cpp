@@ -135,7 +135,8 @@ void ModelFolder::open_shards() {
   for (const auto& [name, shard] : shard_of) {
     if (shards.contains(shard)) continue;
     if (!fs::exists(path_ / shard)) {
-      const auto held = std::ranges::count_if(shard_of, [&shard = shard](const auto& entry) { return entry.second == shard; });
+      const auto held =
+          std::ranges::count_if(shard_of, [&shard = shard](const auto& entry) { return entry.second == shard; });
       fail_data("{}: {} is missing; {} gives it {} tensors (first: {}). Download it again.", path_.string(), shard,
                 kIndexFile, held, printable(name));
     }
