@@ -34,7 +34,7 @@ ExitCode run_export(const ExportCommandOptions& options, const Invocation& invoc
   const auto state = read_checkpoint(checkpoint);
   const ModelFolder base(options.base.empty() ? base_of(state) : options.base);
   const auto where = (base.path() / kConfigFile).string();
-  const auto model = family_of(base.config(), where).build(base.config(), where);
+  const auto model = build_model(base.config(), where);
   const auto parameters = model.decoder->parameters();
 
   const auto masters = state.tensors.find("master");

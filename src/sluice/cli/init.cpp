@@ -63,7 +63,7 @@ ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
   }
   const auto [config, where] = read_source(options);
   const nlohmann::json plain = config;
-  const auto model = family_of(plain, where).build(plain, where);
+  const auto model = build_model(plain, where);
   const auto parameters = model.decoder->parameters();
   std::int64_t count = 0;
   for (const auto* parameter : parameters) count += parameter->size();

@@ -11,7 +11,7 @@ using Json = nlohmann::ordered_json;
 std::int64_t vocab_size_of(const std::filesystem::path& model_folder) {
   const auto config = read_model_config(model_folder);
   const auto where = (model_folder / kConfigFile).string();
-  return family_of(config, where).build(config, where).decoder->vocab_size();
+  return build_model(config, where).decoder->vocab_size();
 }
 
 std::vector<TokenId> token_list(const Json& list, std::int64_t vocab_size) {

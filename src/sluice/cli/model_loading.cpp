@@ -8,7 +8,7 @@ at::ScalarType scalar_type_of(Precision precision) { return precision == Precisi
 LoadedModel load_model(const std::filesystem::path& path, at::ScalarType dtype) {
   LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}};
   const auto where = (path / kConfigFile).string();
-  loaded.model = family_of(loaded.folder->config(), where).build(loaded.folder->config(), where);
+  loaded.model = build_model(loaded.folder->config(), where);
   load_parameters(*loaded.folder, loaded.model.decoder->parameters(), loaded.model.weights, dtype);
   return loaded;
 }

@@ -31,4 +31,8 @@ const Family& family_of(const nlohmann::json& config, const std::string& where) 
   fail_data("{}.model_type: expected one of {}, found {}", where, known, type.is_null() ? "nothing" : type.dump());
 }
 
+Model build_model(const nlohmann::json& config, const std::string& where) {
+  return family_of(config, where).build(config, where);
+}
+
 }  // namespace sluice

@@ -33,6 +33,9 @@ struct Family {
 // The family of a config.json. Data error that lists the known ones for another model_type.
 const Family& family_of(const nlohmann::json& config, const std::string& where);
 
+// What the family of a config.json builds from it.
+Model build_model(const nlohmann::json& config, const std::string& where);
+
 const std::vector<Family>& families();
 
 // Makes a family known; one static object a family's folder.
