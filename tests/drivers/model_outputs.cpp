@@ -47,8 +47,9 @@ void run(char** argv) {
                                                     {"loss", loss.detach().to(kFloat).view({1})}};
   for (const auto* parameter : decoder.parameters()) {
     const auto& gradient = parameter->value.grad();
-    named.emplace_back("grad." + parameter->name,
-                       (gradient.defined() ? gradient : at::zeros_like(parameter->value.detach())).to(kFloat).contiguous());
+    named.emplace_back(
+        "grad." + parameter->name,
+        (gradient.defined() ? gradient : at::zeros_like(parameter->value.detach())).to(kFloat).contiguous());
   }
   write_tensors(argv[5], named);
 }

@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   data_error_or_done([&] {
     std::vector<TensorInfo> disk;
     for (const auto& [name, shard] : parse_index(text, "fuzz")) {
-      if (std::filesystem::path(shard).has_parent_path()) std::abort();   // reaches outside its folder
+      if (std::filesystem::path(shard).has_parent_path()) std::abort();  // reaches outside its folder
       disk.push_back({name, Dtype::kBF16, {static_cast<std::int64_t>(shard.size() % 9), 2}});
     }
     for (const auto& mapped : map_weights("fuzz", disk, kWanted, kRules)) {

@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     read_records(file, [](const Record& record) {
       try {
         maker().make(record);
-      } catch (const Error& error) {   // the next record has its turn all the same
+      } catch (const Error& error) {  // the next record has its turn all the same
         if (error.code() != ExitCode::kData) throw;
       }
     });

@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::size_t end = 0;
     for (const auto& tensor : header.tensors) {
       if (tensor.begin > size || tensor.info.bytes() > size - tensor.begin) std::abort();
-      if (tensor.begin < end) std::abort();   // overlaps the one before
+      if (tensor.begin < end) std::abort();  // overlaps the one before
       end = tensor.begin + tensor.info.bytes();
     }
   } catch (const Error& error) {

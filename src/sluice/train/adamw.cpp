@@ -15,8 +15,9 @@ struct Update {
   float lr, decay, beta1, beta2, eps, gradient_scale, correction1, sqrt_correction2;
 };
 
-SLUICE_MULTIARCH void update_range(const Update& u, std::int64_t first, std::int64_t last, const float* __restrict gradient,
-                                   float* __restrict master, float* __restrict exp_avg, float* __restrict exp_avg_sq) {
+SLUICE_MULTIARCH void update_range(const Update& u, std::int64_t first, std::int64_t last,
+                                   const float* __restrict gradient, float* __restrict master,
+                                   float* __restrict exp_avg, float* __restrict exp_avg_sq) {
   const float step_size = u.lr / u.correction1, kept = 1 - u.lr * u.decay;
   for (auto i = first; i < last; ++i) {
     const float g = gradient[i] * u.gradient_scale;
@@ -85,7 +86,7 @@ void GradientSum::clear() {
 
 AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWSettings& settings) : settings_(settings) {
   for (auto* parameter : parameters) {
-    const auto master = parameter->value.detach().to(kFloat);   // shares memory where the parameter is float32
+    const auto master = parameter->value.detach().to(kFloat);  // shares memory where the parameter is float32
     slots_.push_back({parameter, master, at::zeros_like(master), at::zeros_like(master)});
   }
 }
@@ -132,14 +133,15 @@ void AdamW::restore(const std::map<std::string, NamedTensors>& state, std::int64
     for (const auto& [name, tensor] : ours) {
       const auto entry = saved.find(name);
       if (entry == saved.end() || entry->second.sizes() != tensor.sizes()) {
-        fail_data("checkpoint: {} of {}: expected {}, found {}. The model is not the one that the run began with.", kind,
-                  name, describe(tensor), entry == saved.end() ? "nothing" : describe(entry->second));
+        fail_data("checkpoint: {} of {}: expected {}, found {}. The model is not the one that the run began with.",
+                  kind, name, describe(tensor), entry == saved.end() ? "nothing" : describe(entry->second));
       }
       tensor.copy_(entry->second);
       saved.erase(entry);
     }
     if (!saved.empty()) {
-      fail_data("checkpoint: {} of {}, and {} more, which this model does not have", kind, saved.begin()->first, saved.size() - 1);
+      fail_data("checkpoint: {} of {}, and {} more, which this model does not have", kind, saved.begin()->first,
+                saved.size() - 1);
     }
   }
   steps_ = steps_done;

@@ -29,19 +29,20 @@ class GradientSum {
   // Name of the first parameter whose gradient holds a number that is not finite; empty: none.
   std::string first_not_finite() const;
 
-  const Tensor& of(std::size_t index) const { return sums_[index]; }   // undefined: zero
+  const Tensor& of(std::size_t index) const { return sums_[index]; }  // undefined: zero
   void clear();
 
  private:
   std::vector<Parameter*> parameters_;
-  std::vector<Tensor> sums_;   // float32, or undefined
+  std::vector<Tensor> sums_;  // float32, or undefined
 };
 
 class AdamW {
  public:
   AdamW(std::vector<Parameter*> parameters, const AdamWSettings& settings);
 
-  // One update with every gradient multiplied by `gradient_scale` (of clipping). Parameters decay where they declare it.
+  // One update with every gradient multiplied by `gradient_scale` (of clipping). Parameters decay where they declare
+  // it.
   void step(const GradientSum& gradients, double lr, double gradient_scale);
 
   // What a training checkpoint holds: "master", "exp_avg" and "exp_avg_sq", each by parameter name. The tensors share
@@ -55,9 +56,9 @@ class AdamW {
  private:
   struct Slot {
     Parameter* parameter;
-    Tensor master, exp_avg, exp_avg_sq;   // float32; the master of a float32 parameter is the parameter itself
+    Tensor master, exp_avg, exp_avg_sq;  // float32; the master of a float32 parameter is the parameter itself
   };
-  void publish();   // masters to the parameters that are held in another dtype
+  void publish();  // masters to the parameters that are held in another dtype
   std::vector<Slot> slots_;
   AdamWSettings settings_;
   std::int64_t steps_ = 0;

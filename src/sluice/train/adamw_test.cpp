@@ -31,7 +31,8 @@ TEST(AdamW, FollowsItsFormula) {
     const auto scaled = g.to(kDouble) * 0.5;
     m = 0.9 * m + 0.1 * scaled;
     v = 0.99 * v + 0.01 * scaled * scaled;
-    w = w * (1 - 0.01 * 0.1) - 0.01 * (m / (1 - std::pow(0.9, step))) / ((v / (1 - std::pow(0.99, step))).sqrt() + 1e-8);
+    w = w * (1 - 0.01 * 0.1) -
+        0.01 * (m / (1 - std::pow(0.9, step))) / ((v / (1 - std::pow(0.99, step))).sqrt() + 1e-8);
   }
   // Five float32 updates of size lr on values near 1: a few roundings of 6e-8.
   EXPECT_LT((p.value.detach().to(kDouble) - w).abs().max().item<double>(), 1e-6);
@@ -39,7 +40,7 @@ TEST(AdamW, FollowsItsFormula) {
 
 TEST(AdamW, DecaysOnlyWhatDeclaresIt) {
   auto matrix = parameter("matrix", {4, 4}, kFloat, true), norm = parameter("norm", {4}, kFloat, false);
-  GradientSum gradients({&matrix, &norm});   // none arrive: all zero
+  GradientSum gradients({&matrix, &norm});  // none arrive: all zero
   AdamW optimizer({&matrix, &norm}, {.weight_decay = 0.1});
   for (int step = 0; step < 3; ++step) optimizer.step(gradients, 0.1, 1);
   EXPECT_NEAR(matrix.value[0][0].item<double>(), 0.99 * 0.99 * 0.99, 1e-6);
@@ -61,7 +62,7 @@ TEST(AdamW, SmallStepsAddUpInTheMaster) {
   }
   EXPECT_NEAR(a_log.value[0].item<double>(), 0.998, 1e-5);
   EXPECT_NEAR(optimizer.state()["master"][1].second[0].item<double>(), 0.998, 1e-5);
-  EXPECT_EQ(held_in_bf16.value[0].item<double>(), 0.99609375);   // the nearest bfloat16 to 0.998
+  EXPECT_EQ(held_in_bf16.value[0].item<double>(), 0.99609375);  // the nearest bfloat16 to 0.998
 }
 
 TEST(GradientSum, AddsMicroBatchesInFloat32) {
@@ -71,12 +72,13 @@ TEST(GradientSum, AddsMicroBatchesInFloat32) {
     give_gradient(p, i == 0 ? 256 : 1);
     gradients.take();
   }
-  EXPECT_EQ(gradients.of(0)[0].item<double>(), 256 + 255);   // a bfloat16 sum would stay at 256
+  EXPECT_EQ(gradients.of(0)[0].item<double>(), 256 + 255);  // a bfloat16 sum would stay at 256
   EXPECT_FALSE(p.value.grad().defined());
 }
 
 TEST(GradientSum, NormCoversAllParameters) {
-  auto a = parameter("a", {1}, kFloat, true), b = parameter("b", {2}, kFloat, true), untouched = parameter("c", {9}, kFloat, true);
+  auto a = parameter("a", {1}, kFloat, true), b = parameter("b", {2}, kFloat, true),
+       untouched = parameter("c", {9}, kFloat, true);
   GradientSum gradients({&a, &b, &untouched});
   a.value.mutable_grad() = at::tensor({12.f});
   b.value.mutable_grad() = at::tensor({3.f, 4.f});

@@ -9,9 +9,9 @@ namespace sluice {
 
 struct Batch {
   Pack pack;
-  Tensor tokens;        // [T] int64
-  Tensor targets;       // [T] int64, -100 where nothing is asked
-  Tensor loss_weight;   // [T] float32, 0 where nothing is asked
+  Tensor tokens;       // [T] int64
+  Tensor targets;      // [T] int64, -100 where nothing is asked
+  Tensor loss_weight;  // [T] float32, 0 where nothing is asked
 };
 
 Batch to_batch(const PackedBatch& packed);

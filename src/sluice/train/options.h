@@ -17,7 +17,9 @@ struct ModelOptions {
   std::filesystem::path path;
   void describe(OptionList& option) {
     option("path", path, "model folder in Hugging Face form",
-           {.synonyms = {"model_name_or_path", "base_model", "hf_checkpoint", "model.name"}, .alias = "model", .required = true});
+           {.synonyms = {"model_name_or_path", "base_model", "hf_checkpoint", "model.name"},
+            .alias = "model",
+            .required = true});
   }
 };
 
@@ -26,8 +28,9 @@ enum class Precision { kFloat32, kBfloat16 };
 struct PrecisionOptions {
   Precision dtype = Precision::kBfloat16;
   void describe(OptionList& option) {
-    option("dtype", dtype, "dtype of parameters and activations; masters, moments and gradient sums are float32",
-           {.synonyms = {"bf16", "mixed_precision", "torch_dtype"}, .choices = {"float32", "bfloat16"}, .alias = "dtype"});
+    option(
+        "dtype", dtype, "dtype of parameters and activations; masters, moments and gradient sums are float32",
+        {.synonyms = {"bf16", "mixed_precision", "torch_dtype"}, .choices = {"float32", "bfloat16"}, .alias = "dtype"});
   }
 };
 
@@ -46,7 +49,8 @@ struct DataOptions {
            {.unit = "tokens", .synonyms = {"seq_length", "sequence_len", "cutoff_len", "max_length"}, .min = 2});
     option("packing", packing, "several samples in a row, kept apart by their boundaries",
            {.synonyms = {"sample_packing", "neat_packing"}});
-    option("over_long", over_long, "what becomes of a sample longer than seq_len", {.choices = {"truncate", "drop", "split"}});
+    option("over_long", over_long, "what becomes of a sample longer than seq_len",
+           {.choices = {"truncate", "drop", "split"}});
     option("loss_on", loss_on, "which turns of a conversation are trained",
            {.synonyms = {"train_on_inputs", "train_on_prompt"}, .choices = {"assistant", "last_turn", "all"}});
     option("control_tokens", control_tokens,
@@ -62,7 +66,8 @@ struct TrainOptions {
   void describe(OptionList& option) {
     option("steps", steps, "optimizer steps in all, also after a resume; none: as many as the epochs need",
            {.synonyms = {"max_steps", "train_iters", "training.steps"}, .min = 1});
-    option("epochs", epochs, "passes over the data when steps is not given", {.synonyms = {"num_train_epochs"}, .min = 1});
+    option("epochs", epochs, "passes over the data when steps is not given",
+           {.synonyms = {"num_train_epochs"}, .min = 1});
     option("tokens_per_step", tokens_per_step, "tokens of one optimizer step, in rows of at most seq_len",
            {.unit = "tokens", .synonyms = {"global_batch_size", "batch_size", "global_batch", "grad_accum"}, .min = 1});
   }
@@ -85,14 +90,18 @@ struct OptimOptions {
            {.synonyms = {"lr_decay_style", "lr_scheduler_type"}, .choices = {"constant", "linear", "cosine", "wsd"}});
     option("warmup_steps", warmup_steps, "steps from 0 to the peak; none: warmup_ratio of the run",
            {.unit = "steps", .synonyms = {"lr_warmup_iters"}, .min = 0});
-    option("warmup_ratio", warmup_ratio, "part of the run that is warm-up", {.synonyms = {"lr_warmup_fraction"}, .min = 0, .max = 1});
+    option("warmup_ratio", warmup_ratio, "part of the run that is warm-up",
+           {.synonyms = {"lr_warmup_fraction"}, .min = 0, .max = 1});
     option("decay_ratio", decay_ratio, "part of the run in which wsd falls", {.min = 0, .max = 1});
-    option("min_lr_ratio", min_lr_ratio, "lowest learning rate, as part of the peak", {.synonyms = {"min_lr", "cosine_min_lr_ratio"}, .min = 0, .max = 1});
+    option("min_lr_ratio", min_lr_ratio, "lowest learning rate, as part of the peak",
+           {.synonyms = {"min_lr", "cosine_min_lr_ratio"}, .min = 0, .max = 1});
     option("beta1", beta1, "decay of AdamW's first moment", {.synonyms = {"adam_beta1", "betas"}, .min = 0, .max = 1});
     option("beta2", beta2, "decay of AdamW's second moment", {.synonyms = {"adam_beta2"}, .min = 0, .max = 1});
     option("eps", eps, "AdamW's epsilon", {.synonyms = {"adam_eps", "adam_epsilon"}, .min = 0});
-    option("weight_decay", weight_decay, "of matrices, embeddings and convolutions; never of norms, biases, A_log, dt_bias", {.min = 0});
-    option("decay_qk_norm", decay_qk_norm, "also decay the query and key norms", {.synonyms = {"apply_wd_to_qk_layernorm"}});
+    option("weight_decay", weight_decay,
+           "of matrices, embeddings and convolutions; never of norms, biases, A_log, dt_bias", {.min = 0});
+    option("decay_qk_norm", decay_qk_norm, "also decay the query and key norms",
+           {.synonyms = {"apply_wd_to_qk_layernorm"}});
     option("clip_norm", clip_norm, "largest norm of all gradients together; 0: no clipping",
            {.synonyms = {"clip_grad", "max_grad_norm", "max_norm"}, .min = 0});
   }
@@ -115,9 +124,11 @@ struct CheckpointOptions {
   Resume resume = Resume::kNever;
   bool force = false;
   void describe(OptionList& option) {
-    option("interval", interval, "steps between checkpoints; 0: one at the end", {.unit = "steps", .synonyms = {"save_interval", "save_steps"}, .min = 0});
+    option("interval", interval, "steps between checkpoints; 0: one at the end",
+           {.unit = "steps", .synonyms = {"save_interval", "save_steps"}, .min = 0});
     option("keep_last", keep_last, "newest checkpoints to keep", {.synonyms = {"save_total_limit"}, .min = 1});
-    option("keep_every", keep_every, "also keep each checkpoint whose step is a multiple of this; 0: none", {.unit = "steps", .min = 0});
+    option("keep_every", keep_every, "also keep each checkpoint whose step is a multiple of this; 0: none",
+           {.unit = "steps", .min = 0});
     option("resume", resume, "auto: go on from the newest complete checkpoint of run.out, or begin where there is none",
            {.synonyms = {"resume_from_checkpoint"}, .choices = {"auto", "never"}});
     option("force", force, "resume although settings of data or mathematics changed", {.saved = false});
@@ -129,9 +140,12 @@ struct EvalOptions {
   double split = 0;
   std::int64_t interval = 0;
   void describe(OptionList& option) {
-    option("data", data, "samples to evaluate on, in the form of data.path", {.synonyms = {"val_file", "validation_file"}});
-    option("split", split, "without eval.data: part of data.path that is kept back to evaluate on", {.min = 0, .max = 0.5});
-    option("interval", interval, "steps between evaluations; 0: one at the end", {.unit = "steps", .synonyms = {"eval_interval", "eval_steps", "val.interval"}, .min = 0});
+    option("data", data, "samples to evaluate on, in the form of data.path",
+           {.synonyms = {"val_file", "validation_file"}});
+    option("split", split, "without eval.data: part of data.path that is kept back to evaluate on",
+           {.min = 0, .max = 0.5});
+    option("interval", interval, "steps between evaluations; 0: one at the end",
+           {.unit = "steps", .synonyms = {"eval_interval", "eval_steps", "val.interval"}, .min = 0});
   }
 };
 
@@ -139,7 +153,8 @@ struct RunOptions {
   std::filesystem::path out;
   bool overwrite = false;
   void describe(OptionList& option) {
-    option("out", out, "run folder: config.toml, metrics.jsonl, checkpoints/, export/", {.synonyms = {"output_dir", "save", "out_dir"}, .required = true});
+    option("out", out, "run folder: config.toml, metrics.jsonl, checkpoints/, export/",
+           {.synonyms = {"output_dir", "save", "out_dir"}, .required = true});
     option("overwrite", overwrite, "remove what is in the run folder and begin anew", {.saved = false});
   }
 };

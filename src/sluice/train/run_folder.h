@@ -26,9 +26,9 @@ std::string fingerprint(const std::vector<Sample>& samples);
 // both.
 void check_run_folder(const SftOptions& options);
 
-// Makes or opens options.run.out and writes config.toml. The state to go on from, where ckpt.resume is auto and there is
-// one. Usage error if the samples or settings that decide the numbers differ from the checkpoint's and ckpt.force is not
-// given; it lists them.
+// Makes or opens options.run.out and writes config.toml. The state to go on from, where ckpt.resume is auto and there
+// is one. Usage error if the samples or settings that decide the numbers differ from the checkpoint's and ckpt.force is
+// not given; it lists them.
 std::optional<TrainingState> open_run(const SftOptions& options, const std::vector<Sample>& train,
                                       const std::string& resolved_toml);
 

@@ -18,10 +18,13 @@ double progress(std::int64_t step, std::int64_t begin, std::int64_t end) {
 
 double learning_rate(const Schedule& s, std::int64_t step) {
   if (step <= s.warmup_steps) return s.lr * static_cast<double>(step) / static_cast<double>(s.warmup_steps);
-  double height = 1;   // of the way from the lowest rate up to the peak
+  double height = 1;  // of the way from the lowest rate up to the peak
   switch (s.shape) {
-    case ScheduleShape::kConstant: return s.lr;
-    case ScheduleShape::kLinear: height = 1 - progress(step, s.warmup_steps, s.total_steps); break;
+    case ScheduleShape::kConstant:
+      return s.lr;
+    case ScheduleShape::kLinear:
+      height = 1 - progress(step, s.warmup_steps, s.total_steps);
+      break;
     case ScheduleShape::kCosine:
       height = (1 + std::cos(std::numbers::pi * progress(step, s.warmup_steps, s.total_steps))) / 2;
       break;

@@ -18,7 +18,7 @@ TEST(Schedule, LinearAndCosineEndAtTheLowestRate) {
   for (const auto shape : {ScheduleShape::kLinear, ScheduleShape::kCosine}) {
     const Schedule s{.shape = shape, .lr = 10, .min_lr_ratio = 0.1, .warmup_steps = 0, .total_steps = 10};
     EXPECT_DOUBLE_EQ(learning_rate(s, 10), 1);
-    EXPECT_DOUBLE_EQ(learning_rate(s, 5), 5.5);   // half way, where both shapes cross
+    EXPECT_DOUBLE_EQ(learning_rate(s, 5), 5.5);  // half way, where both shapes cross
   }
 }
 

@@ -41,7 +41,9 @@ Schedule make_schedule(const SftOptions& options, const BatchStream& batches) {
   } else {
     for (std::int64_t epoch = 0; epoch < options.train.epochs; ++epoch) total += batches.steps_in_epoch(epoch);
   }
-  const auto part = [&](double ratio) { return static_cast<std::int64_t>(std::lround(ratio * static_cast<double>(total))); };
+  const auto part = [&](double ratio) {
+    return static_cast<std::int64_t>(std::lround(ratio * static_cast<double>(total)));
+  };
   return {.shape = optim.schedule,
           .lr = optim.lr,
           .min_lr_ratio = optim.min_lr_ratio,
@@ -99,7 +101,8 @@ ExitCode SftTrainer::run() {
   for (auto step = first_step_; step <= schedule_.total_steps; ++step) {
     const auto begin = Clock::now();
     const auto lr = learning_rate(schedule_, step);
-    const auto stats = train_step(decoder_, batches_.next(), gradients_, optimizer_, step, lr, options_.optim.clip_norm);
+    const auto stats =
+        train_step(decoder_, batches_.next(), gradients_, optimizer_, step, lr, options_.optim.clip_norm);
     finish_step(step, lr, stats, seconds_since(begin));
     const bool stopping = stop.requested() && step < schedule_.total_steps;
     if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) save(step);

@@ -23,8 +23,8 @@ class SftTrainer {
  public:
   // The decoder's parameters must be loaded; decoder and samples must outlive the trainer. `eval` may be empty.
   // `state`: the checkpoint to go on from (train/run_folder.h).
-  SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train, const std::vector<Sample>& eval,
-             const std::optional<TrainingState>& state);
+  SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train,
+             const std::vector<Sample>& eval, const std::optional<TrainingState>& state);
 
   // To the last step, or to the end of the step in which a signal asks to stop. A checkpoint stands at the end of both.
   // kRequeue after a signal.
@@ -39,7 +39,7 @@ class SftTrainer {
 
   const SftOptions& options_;
   Decoder& decoder_;
-  std::string samples_;   // fingerprint of those that are trained on
+  std::string samples_;  // fingerprint of those that are trained on
   std::vector<PackedBatch> eval_;
   BatchStream batches_;
   std::vector<Parameter*> parameters_;
@@ -47,11 +47,11 @@ class SftTrainer {
   AdamW optimizer_;
   Schedule schedule_;
   std::int64_t first_step_;
-  std::int64_t trained_tokens_ = 0;   // since the run began
+  std::int64_t trained_tokens_ = 0;  // since the run began
   MetricsFile metrics_;
   CheckpointWriter checkpoints_;
   Progress progress_;
-  std::chrono::steady_clock::time_point begin_;   // of the first step in this process
+  std::chrono::steady_clock::time_point begin_;  // of the first step in this process
 };
 
 }  // namespace sluice

@@ -26,7 +26,7 @@ Tensor pack_loss(const Decoder& model, const PackedBatch& packed, double weight,
   stats.loss += loss.item<double>();
   stats.tokens += batch.tokens.numel();
   stats.trained_tokens += asked.sum().item<std::int64_t>();
-  stats.accuracy += (asked & (predicted == batch.targets)).sum().item<double>();   // a count until all packs are in
+  stats.accuracy += (asked & (predicted == batch.targets)).sum().item<double>();  // a count until all packs are in
   return loss;
 }
 
@@ -46,8 +46,8 @@ void check_finite(const StepStats& stats, const GradientSum& gradients, std::int
 
 }  // namespace
 
-StepStats train_step(const Decoder& model, const std::vector<PackedBatch>& packs, GradientSum& gradients, AdamW& optimizer,
-                     std::int64_t step, double lr, double clip_norm) {
+StepStats train_step(const Decoder& model, const std::vector<PackedBatch>& packs, GradientSum& gradients,
+                     AdamW& optimizer, std::int64_t step, double lr, double clip_norm) {
   StepStats stats;
   const auto weight = weight_of(packs);
   if (weight == 0) return stats;
