@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/feed_forward.h"
 
+#include "sluice/kernels/swiglu/swiglu.h"
+
 namespace sluice {
 
 SwiGlu::SwiGlu(std::int64_t hidden_size, std::int64_t intermediate_size, double initializer_range)
@@ -9,7 +11,7 @@ SwiGlu::SwiGlu(std::int64_t hidden_size, std::int64_t intermediate_size, double 
       down_proj_(add("down_proj", std::make_unique<Linear>(hidden_size, intermediate_size, initializer_range))) {}
 
 Tensor SwiGlu::forward(const Tensor& x) const {
-  return down_proj_.forward(at::silu(gate_proj_.forward(x)) * up_proj_.forward(x));
+  return down_proj_.forward(swiglu(gate_proj_.forward(x), up_proj_.forward(x)));
 }
 
 }  // namespace sluice
