@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
+
+#include "sluice/core/error.h"
+#include "sluice/kernels/common/operator.h"
+#include "sluice/kernels/common/packing.h"
+#include "sluice/kernels/common/rows.h"
+
+namespace sluice {
+namespace {
+
+using Optional = const std::optional<Tensor>&;
+using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
+                                           const Tensor&, const Tensor&, Optional, double);
+using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                    const Tensor&, const Tensor&, const Tensor&, std::int64_t,
+                                                    const Tensor&, const Tensor&, Optional, double);
+
+void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks, std::int64_t block_size,
+                  const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, Optional seqused_k) {
+  constexpr auto op = "block_sparse_attention";
+  check_float_type(op, "q", q);
+  SLUICE_CHECK(
+      q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && k.size(1) > 0 && q.size(1) % k.size(1) == 0 &&
+          k.size(2) == q.size(2) && v.size(0) == k.size(0) && v.size(1) == k.size(1) && q.size(2) > 0,
+      "{}: q must be [Tq, Hq, d], k [Tk, Hkv, d] and v [Tk, Hkv, dv] with Hq a multiple of Hkv; got q {}, k {}, "
+      "v {}",
+      op, describe(q), describe(k), describe(v));
+  SLUICE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+               "{}: q, k and v must have one dtype; got q {}, k {}, v {}", op, describe(q), describe(k), describe(v));
+  SLUICE_CHECK(blocks.dim() == 2 && blocks.size(0) == q.size(0) && blocks.scalar_type() == kInt,
+               "{}: blocks must be int32 [Tq={}, K]; got {}", op, q.size(0), describe(blocks));
+  SLUICE_CHECK(block_size >= 1, "{}: block_size must be at least 1; got {}", op, block_size);
+  check_cu_seqlens(op, cu_seqlens_q);
+  check_cu_seqlens(op, cu_seqlens_k);
+  SLUICE_CHECK(cu_seqlens_k.size(0) == cu_seqlens_q.size(0),
+               "{}: cu_seqlens_q and cu_seqlens_k must name the same sequences; got {} and {} of them", op,
+               cu_seqlens_q.size(0) - 1, cu_seqlens_k.size(0) - 1);
+  if (seqused_k) {
+    SLUICE_CHECK(
+        seqused_k->dim() == 1 && seqused_k->size(0) == cu_seqlens_q.size(0) - 1 && seqused_k->scalar_type() == kInt,
+        "{}: seqused_k must be int32 [N={}]; got {}", op, cu_seqlens_q.size(0) - 1, describe(*seqused_k));
+  }
+}
+
+std::tuple<Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks,
+                                        std::int64_t block_size, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                                        Optional seqused_k, double) {
+  check_inputs(q, k, v, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k);
+  return {at::empty_symint({q.sym_size(0), q.sym_size(1), v.sym_size(2)}, q.options()),
+          at::empty_symint({q.sym_size(0), q.sym_size(1)}, q.options().dtype(wide_type(q.scalar_type())))};
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const Tensor&, const Tensor&, const Tensor&, std::int64_t,
+                                                 const Tensor&, const Tensor&, Optional, double) {
+  const auto like = [](const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); };
+  return {like(q), like(k), like(v)};
+}
+
+class Function : public torch::autograd::Function<Function> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& q,
+                                                const Tensor& k, const Tensor& v, const Tensor& blocks,
+                                                std::int64_t block_size, const Tensor& cu_seqlens_q,
+                                                const Tensor& cu_seqlens_k, Optional seqused_k, double scale) {
+    static const auto op = registered_operator<Forward>("sluice::block_sparse_attention");
+    const at::AutoDispatchBelowAutograd below;
+    auto [out, lse] = op.call(q, k, v, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k, scale);
+    context->save_for_backward({q, k, v, out, lse, blocks, cu_seqlens_q, cu_seqlens_k, seqused_k.value_or(Tensor())});
+    context->saved_data["block_size"] = block_size;
+    context->saved_data["scale"] = scale;
+    context->mark_non_differentiable({lse});
+    return {out, lse};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    static const auto op = registered_operator<Backward>("sluice::block_sparse_attention_backward");
+    const auto saved = context->get_saved_variables();
+    const auto& [q, k, v, out, lse, blocks, cu_seqlens_q, cu_seqlens_k, seqused_k] =
+        std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], saved[7], saved[8]);
+    auto [dq, dk, dv] =
+        op.call(grads[0], q, k, v, out, lse, blocks, context->saved_data["block_size"].toInt(), cu_seqlens_q,
+                cu_seqlens_k, defined_or_none(seqused_k), context->saved_data["scale"].toDouble());
+    return {dq, dk, dv, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+std::tuple<Tensor, Tensor> forward_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks,
+                                            std::int64_t block_size, const Tensor& cu_seqlens_q,
+                                            const Tensor& cu_seqlens_k, Optional seqused_k, double scale) {
+  check_inputs(q, k, v, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k);
+  auto outputs = Function::apply(q, k, v, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k, scale);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace
+
+Tensor block_sparse_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks,
+                              std::int64_t block_size, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                              Optional seqused_k, double scale) {
+  static const auto op = registered_operator<Forward>("sluice::block_sparse_attention");
+  return std::get<0>(op.call(q, k, v, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k, scale));
+}
+
+// lse [Tq, Hq]: log of the softmax's denominator, -infinity where a query attends to no key; what backward needs.
+TORCH_LIBRARY_FRAGMENT(sluice, m) {
+  m.def(
+      "block_sparse_attention(Tensor q, Tensor k, Tensor v, Tensor blocks, int block_size, Tensor cu_seqlens_q, Tensor "
+      "cu_seqlens_k, Tensor? seqused_k, float scale) -> (Tensor out, Tensor lse)");
+  m.def(
+      "block_sparse_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor "
+      "blocks, int block_size, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k, float scale) -> (Tensor "
+      "grad_q, Tensor grad_k, Tensor grad_v)");
+}
+TORCH_LIBRARY_IMPL(sluice, Meta, m) {
+  m.impl("block_sparse_attention", forward_meta);
+  m.impl("block_sparse_attention_backward", backward_meta);
+}
+TORCH_LIBRARY_IMPL(sluice, Autograd, m) { m.impl("block_sparse_attention", forward_autograd); }
+
+}  // namespace sluice
