@@ -107,7 +107,7 @@ def test_gated_delta_rule_equals_a_loop_over_its_equation():
         leaves = [x.clone().requires_grad_() for x in inputs]
         outputs = function(*leaves)
         sum((output * weight).sum() for output, weight in zip(outputs, weights)).backward()
-        return [*outputs, *(leaf.grad for leaf in leaves)]
+        return [*outputs[:2], *(leaf.grad for leaf in leaves)]
 
     ours = differentiate(
         lambda q, k, v, g, beta, state: torch.ops.sluice.gated_delta_rule(

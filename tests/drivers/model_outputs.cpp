@@ -23,8 +23,8 @@ void write_tensors(const std::string& path, const std::vector<std::pair<std::str
 }
 
 void run(char** argv) {
-  const auto dtype = std::string(argv[2]) == "float32" ? kFloat : kBFloat16;
-  auto loaded = load_model(argv[1], dtype);
+  const auto dtype = std::string(argv[2]) == "float32" ? Precision::kFloat32 : Precision::kBfloat16;
+  auto loaded = load_model(argv[1], DeviceChoice::kCpu, dtype);
   auto& decoder = *loaded.model.decoder;
   decoder.set_recompute(std::string(argv[3]) == "1" ? Recompute::kBlocks : Recompute::kNone);
   for (auto* parameter : decoder.parameters()) parameter->value.requires_grad_();

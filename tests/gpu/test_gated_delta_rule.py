@@ -19,12 +19,14 @@ def operators():
 
 def run(inputs, bounds, weights):
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    out, state = torch.ops.sluice.gated_delta_rule(*leaves[:5], bounds, leaves[5], 128**-0.5, True)
+    out, state, _ = torch.ops.sluice.gated_delta_rule(*leaves[:5], bounds, leaves[5], 128**-0.5, True)
     ((out.double() * weights[0]).sum() + (state.double() * weights[1]).sum()).backward()
     return [out.detach(), state.detach(), *(leaf.grad for leaf in leaves)]
 
 
-@pytest.mark.parametrize("lengths", [[1], [2], [63, 64, 65], [127, 130, 257], [1, 2, 3, 500, 1]])
+# The last two make the backward pass work in several segments of 132 chunks of 64 tokens, or of 528.
+@pytest.mark.parametrize("lengths", [[1], [2], [63, 64, 65], [127, 130, 257], [1, 2, 3, 500, 1], [9000, 5, 0, 9500, 30],
+                                     [700 - n for n in range(70)]])
 def test_outputs_and_gradients(lengths):
     torch.manual_seed(sum(lengths))
     tokens, key_heads, heads, dim = sum(lengths), 2, 4, 128

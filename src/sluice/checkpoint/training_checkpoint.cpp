@@ -181,9 +181,8 @@ void check_files(const fs::path& checkpoint, const json& meta) {
     if (mapped.bytes().size() != file["bytes"]) {
       fail_damaged(path, "{} bytes, but {} were written", mapped.bytes().size(), file["bytes"].dump());
     }
-    const auto found = checksum(mapped.bytes());
-    if (found != file["xxh3"])
-      fail_damaged(path, "checksum {}, but {} was written", found, printable(file["xxh3"].get<std::string>()));
+    const auto found = checksum(mapped.bytes()), written = file["xxh3"].get<std::string>();
+    if (found != written) fail_damaged(path, "checksum {}, but {} was written", found, printable(written));
   }
 }
 

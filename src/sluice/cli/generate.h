@@ -30,7 +30,8 @@ struct GenerateOptions {
   double repetition_penalty = 1;
   std::int64_t seed = 42;
   std::vector<std::string> stop;
-  Precision dtype = Precision::kFloat32;
+  DeviceChoice device = DeviceChoice::kAuto;
+  std::optional<Precision> dtype;
   bool json = false;
   void describe(OptionList& option) {
     option("model", model, "model");
@@ -50,7 +51,9 @@ struct GenerateOptions {
     option("repetition_penalty", repetition_penalty, "above 1: tokens already there are less probable", {.min = 0});
     option("seed", seed, "of the draws; the n-th prompt has the n-th stream of it", {.min = 0});
     option("stop", stop, "text that ends an answer; not part of it", {.repeated = true});
-    option("dtype", dtype, "dtype of weights and activations", {.choices = {"float32", "bfloat16"}});
+    option("device", device, kDeviceSentence, {.choices = {"auto", "cpu", "cuda"}});
+    option("dtype", dtype, "dtype of weights and activations; none: bfloat16 on a GPU, float32 on the CPU",
+           {.choices = {"float32", "bfloat16"}});
     option("json", json, "one JSON object a line: prompt, text, tokens, logprobs (under the model), finish_reason");
   }
 };

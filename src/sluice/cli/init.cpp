@@ -6,41 +6,14 @@
 #include <cstdio>
 
 #include "sluice/checkpoint/export.h"
+#include "sluice/cli/model_source.h"
 #include "sluice/core/error.h"
 #include "sluice/core/log.h"
-#include "sluice/formats/json.h"
 #include "sluice/formats/model_folder.h"
 #include "sluice/models/family.h"
 
 namespace sluice {
 namespace {
-
-std::string preset_names() {
-  std::string names;
-  for (const auto& family : families()) {
-    for (const auto& [name, config] : family.presets) names += (names.empty() ? "" : ", ") + name;
-  }
-  return names;
-}
-
-struct Source {
-  nlohmann::ordered_json config;
-  std::string where;
-};
-
-Source read_source(const InitOptions& options) {
-  if (options.preset.empty() == !options.config) fail_usage("init: give either --preset or --config");
-  if (options.config) {
-    const auto where = options.config->string();
-    return {nlohmann::ordered_json(read_json_object(*options.config, 64 << 20)), where};
-  }
-  for (const auto& family : families()) {
-    if (const auto found = family.presets.find(options.preset); found != family.presets.end()) {
-      return {nlohmann::ordered_json::parse(found->second), "preset " + options.preset};
-    }
-  }
-  fail_usage("init: no preset is called {}; there are {}", options.preset, preset_names());
-}
 
 at::ScalarType dtype_of(const nlohmann::json& config, const std::string& where) {
   const auto& text = text_config(config);
@@ -61,7 +34,7 @@ ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
   if (std::filesystem::exists(options.out) && !std::filesystem::is_empty(options.out)) {
     fail_usage("{}: exists and is not empty; name another folder or remove it first", options.out.string());
   }
-  const auto [config, where] = read_source(options);
+  const auto [config, where] = read_model_source("init", options.preset, options.config);
   const nlohmann::json plain = config;
   const auto model = build_model(plain, where);
   const auto parameters = model.decoder->parameters();

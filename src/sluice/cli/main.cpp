@@ -6,6 +6,7 @@
 #include <string>
 
 #include "sluice/cli/export.h"
+#include "sluice/cli/flops.h"
 #include "sluice/cli/generate.h"
 #include "sluice/cli/init.h"
 #include "sluice/cli/inspect.h"
@@ -42,6 +43,7 @@ int main(int argc, char** argv) {
                    command("sft", "fine-tune a model on conversations or text", run_sft),
                    command("score", "log-probabilities of given tokens", run_score),
                    command("generate", "sample from a model", run_generate),
+                   command("flops", "count the operations that a model needs", run_flops),
                    command("export", "turn a training checkpoint into a model folder", run_export)},
       .is_out_of_memory = is_out_of_memory};
   return run_program(program, {argv + 1, argv + argc});

@@ -1,15 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/cli/model_loading.h"
 
+#include "sluice/core/error.h"
+#include "sluice/core/log.h"
+
 namespace sluice {
+namespace {
 
 at::ScalarType scalar_type_of(Precision precision) { return precision == Precision::kFloat32 ? kFloat : kBFloat16; }
 
-LoadedModel load_model(const std::filesystem::path& path, at::ScalarType dtype) {
-  LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}};
+// The GPU only if the model runs there.
+ComputeDevice choose_device(const Decoder& decoder, DeviceChoice choice, std::optional<Precision> precision) {
+  const auto reason = decoder.why_not_on_gpu(precision ? scalar_type_of(*precision) : kBFloat16);
+  if (reason.empty()) return open_device(choice);
+  if (choice == DeviceChoice::kCuda) fail_usage("device cuda: {}.\n  Take device cpu.", reason);
+  if (choice == DeviceChoice::kAuto && has_gpu()) log_info("device: the CPU, not the GPU: {}", reason);
+  return {};
+}
+
+}  // namespace
+
+LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision) {
+  LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}, .device = {}, .dtype = {}};
   const auto where = (path / kConfigFile).string();
   loaded.model = build_model(loaded.folder->config(), where);
-  load_parameters(*loaded.folder, loaded.model.decoder->parameters(), loaded.model.weights, dtype);
+  loaded.device = choose_device(*loaded.model.decoder, device, precision);
+  loaded.dtype = precision ? scalar_type_of(*precision) : loaded.device.device.is_cpu() ? kFloat : kBFloat16;
+  const auto parameters = loaded.model.decoder->parameters();
+  load_parameters(*loaded.folder, parameters, loaded.model.weights, loaded.dtype);
+  for (auto* parameter : parameters) parameter->value = parameter->value.to(loaded.device.device);
   return loaded;
 }
 

@@ -4,9 +4,11 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "sluice/checkpoint/load.h"
 #include "sluice/formats/model_folder.h"
+#include "sluice/kernels/common/device.h"
 #include "sluice/models/family.h"
 #include "sluice/train/options.h"
 
@@ -15,11 +17,13 @@ namespace sluice {
 struct LoadedModel {
   std::unique_ptr<ModelFolder> folder;
   Model model;
+  ComputeDevice device;
+  at::ScalarType dtype;  // of weights and activations
 };
 
-at::ScalarType scalar_type_of(Precision precision);
-
-// Data error if the folder is damaged or not of a known family.
-LoadedModel load_model(const std::filesystem::path& path, at::ScalarType dtype);
+// Data error if the folder is damaged or not of a known family; usage error if the device cannot be used
+// (open_device), or runs no such model. `auto` takes the CPU there. Without a precision: bfloat16 on a GPU, float32 on
+// the CPU.
+LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision);
 
 }  // namespace sluice

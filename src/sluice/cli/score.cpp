@@ -57,9 +57,12 @@ std::vector<float> logprobs_of(const Decoder& decoder, const std::vector<Sequenc
   }
   std::vector<float> logprobs;
   if (tokens.empty()) return logprobs;
-  const auto i64 = at::TensorOptions().dtype(kLong);
-  const auto hidden = decoder.forward(at::tensor(tokens, i64), make_pack(lengths));
-  const auto nll = linear_cross_entropy(hidden, decoder.head(), at::tensor(targets, i64)).nll.contiguous();
+  const auto device = decoder.device();
+  const auto there = [&](const std::vector<std::int64_t>& ids) {
+    return at::tensor(ids, at::TensorOptions().dtype(kLong)).to(device, /*non_blocking=*/true);
+  };
+  const auto hidden = decoder.forward(there(tokens), make_pack(lengths, {}, {}, device));
+  const auto nll = linear_cross_entropy(hidden, decoder.head(), there(targets)).nll.cpu().contiguous();
   const auto* values = nll.const_data_ptr<float>();
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (targets[i] != kIgnoredTarget) logprobs.push_back(0 - values[i]);  // 0 - 0 has no sign
@@ -112,7 +115,7 @@ ExitCode run_score(const ScoreOptions& options, const Invocation& invocation) {
   }
 
   AtomicFile out(options.out);
-  const auto loaded = load_model(options.model.path, scalar_type_of(options.dtype));
+  const auto loaded = load_model(options.model.path, options.device, options.dtype);
   const auto& decoder = *loaded.model.decoder;
   const auto start = std::chrono::steady_clock::now();
   Totals totals;

@@ -16,13 +16,16 @@ struct ScoreOptions {
   ModelOptions model;
   std::filesystem::path data;
   std::filesystem::path out;
-  Precision dtype = Precision::kFloat32;
+  DeviceChoice device = DeviceChoice::kAuto;
+  std::optional<Precision> dtype;
   std::optional<std::filesystem::path> chat_template;
   void describe(OptionList& option) {
     option("model", model, "model");
     option("data", data, "JSONL with messages, text or tokens in each line", {.required = true});
     option("out", out, "JSONL to write, lines as in data", {.required = true});
-    option("dtype", dtype, "dtype of weights and activations", {.choices = {"float32", "bfloat16"}});
+    option("device", device, kDeviceSentence, {.choices = {"auto", "cpu", "cuda"}});
+    option("dtype", dtype, "dtype of weights and activations; none: bfloat16 on a GPU, float32 on the CPU",
+           {.choices = {"float32", "bfloat16"}});
     option("chat_template", chat_template, "template file instead of the model folder's own");
   }
 };

@@ -8,6 +8,7 @@
 #include "sluice/checkpoint/export.h"
 #include "sluice/cli/model_loading.h"
 #include "sluice/core/log.h"
+#include "sluice/train/flops.h"
 #include "sluice/train/run_folder.h"
 #include "sluice/train/sft.h"
 
@@ -73,7 +74,7 @@ std::int64_t count_elements(const std::vector<Parameter*>& parameters) {
 ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
   check_run_folder(options);
   log_info("sluice {}\n{}", version(), invocation.changed);
-  auto loaded = load_model(options.model.path, options.precision.dtype == Precision::kFloat32 ? kFloat : kBFloat16);
+  auto loaded = load_model(options.model.path, options.run.device, options.precision.dtype);
   auto& decoder = *loaded.model.decoder;
   const auto parameters = decoder.parameters();
   const auto data = load_data(options);
@@ -83,7 +84,8 @@ ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
   if (invocation.dry_run) return ExitCode::kDone;
 
   const auto state = open_run(options, data.train, invocation.resolved_toml);
-  SftTrainer trainer(options, decoder, data.train, data.eval, state);
+  const auto peak = peak_operations_per_s(loaded.device.name, loaded.dtype);
+  SftTrainer trainer(options, decoder, data.train, data.eval, state, peak);
   if (state) log_info("resuming after step {} of {}", state->step, trainer.total_steps());
   if (const auto end = trainer.run(); end != ExitCode::kDone) return end;
 

@@ -14,4 +14,10 @@ Tensor SwiGlu::forward(const Tensor& x) const {
   return down_proj_.forward(swiglu(gate_proj_.forward(x), up_proj_.forward(x)));
 }
 
+void SwiGlu::count_operations(double tokens, Operations& operations) const {
+  for (const auto* projection : {&gate_proj_, &up_proj_, &down_proj_}) {
+    operations["feed-forward"] += projection->operations(tokens);
+  }
+}
+
 }  // namespace sluice

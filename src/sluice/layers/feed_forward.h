@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sluice/layers/linear.h"
+#include "sluice/layers/operations.h"
 
 namespace sluice {
 
@@ -9,6 +10,9 @@ namespace sluice {
 class FeedForward : public Module {
  public:
   virtual Tensor forward(const Tensor& x) const = 0;  // [T, D] to [T, D]
+
+  // Adds the operations of a forward pass over that many tokens.
+  virtual void count_operations(double tokens, Operations& operations) const = 0;
 };
 
 // down( silu(gate x) * up x ), Shazeer 2020.
@@ -16,6 +20,7 @@ class SwiGlu : public FeedForward {
  public:
   SwiGlu(std::int64_t hidden_size, std::int64_t intermediate_size, double initializer_range);
   Tensor forward(const Tensor& x) const override;
+  void count_operations(double tokens, Operations& operations) const override;
 
  private:
   Linear &gate_proj_, &up_proj_, &down_proj_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/gated_attention.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 
@@ -27,16 +28,22 @@ struct KeyValueState : MixerState {
     }
   }
 
-  // Where the keys of the pack's sequences begin, and how many each has: cu_seqlens_k [N + 1] and seqused_k [N].
-  std::pair<Tensor, Tensor> extents(const Pack& pack) const {
+  struct Extents {
+    Tensor cu_seqlens_k,
+        seqused_k;  // [N + 1], [N]: where the keys of the pack's sequences begin, and how many there are
+    std::int64_t longest;
+  };
+  Extents extents(const Pack& pack) const {
     std::vector<std::int32_t> begin, used;
     for (std::size_t n = 0; n < pack.slots.size(); ++n) {
       begin.push_back(static_cast<std::int32_t>(pack.slots[n] * capacity));
       used.push_back(static_cast<std::int32_t>(pack.past[n] + pack.lengths[n]));
     }
     begin.push_back(static_cast<std::int32_t>(k.size(0)));
-    const auto i32 = at::TensorOptions().dtype(kInt);
-    return {at::tensor(begin, i32), at::tensor(used, i32)};
+    const auto there = [&](const std::vector<std::int32_t>& values) {
+      return at::tensor(values, at::TensorOptions().dtype(kInt)).to(k.device(), /*non_blocking=*/true);
+    };
+    return {there(begin), there(used), std::ranges::max(used)};
   }
 };
 
@@ -65,26 +72,44 @@ Tensor GatedAttention::forward(const Tensor& x, const ForwardContext& context, M
                         table.sin);  // [T, Hkv, d]
   const auto v = v_proj_.forward(x).unflatten(1, {sizes_.num_key_value_heads, d});
   const auto scale = 1 / std::sqrt(static_cast<double>(d));
+  const auto longest = std::ranges::max(pack.lengths);
 
   Tensor out;  // [T, Hq, d]
   if (auto* cache = static_cast<KeyValueState*>(state)) {
     cache->append(pack, k, v);
-    const auto [cu_seqlens_k, seqused_k] = cache->extents(pack);
-    out = attention(q, cache->k, cache->v, pack.cu_seqlens, cu_seqlens_k, seqused_k, scale);
+    const auto keys = cache->extents(pack);
+    out = attention(q, cache->k, cache->v, pack.cu_seqlens, keys.cu_seqlens_k, keys.seqused_k, longest, keys.longest,
+                    scale);
   } else {
-    out = attention(q, k, v, pack.cu_seqlens, pack.cu_seqlens, std::nullopt, scale);
+    out = attention(q, k, v, pack.cu_seqlens, pack.cu_seqlens, std::nullopt, longest, longest, scale);
   }
   return o_proj_.forward((out * gate.sigmoid()).flatten(1));
 }
 
 std::unique_ptr<MixerState> GatedAttention::new_state(std::int64_t slots, std::int64_t capacity,
-                                                      at::ScalarType dtype) const {
+                                                      const at::TensorOptions& activations) const {
   auto state = std::make_unique<KeyValueState>();
   state->capacity = capacity;
-  const auto options = at::TensorOptions().dtype(dtype);
-  state->k = at::empty({slots * capacity, sizes_.num_key_value_heads, sizes_.head_dim}, options);
+  state->k = at::empty({slots * capacity, sizes_.num_key_value_heads, sizes_.head_dim}, activations);
   state->v = at::empty_like(state->k);
   return state;
+}
+
+std::string GatedAttention::why_not_on_gpu(at::ScalarType) const { return ""; }
+
+// A query multiplies with its key and its value: itself and those before it.
+void GatedAttention::count_operations(std::span<const std::int64_t> lengths, Operations& operations) const {
+  double tokens = 0, pairs = 0;
+  for (const auto length : lengths) {
+    const auto own = static_cast<double>(length);
+    tokens += own;
+    pairs += own * (own + 1) / 2;
+  }
+  for (const auto* projection : {&q_proj_, &k_proj_, &v_proj_, &o_proj_}) {
+    operations["softmax attention, projections"] += projection->operations(tokens);
+  }
+  operations["softmax attention, scores and values"] +=
+      2 * 2.0 * pairs * static_cast<double>(sizes_.num_attention_heads * sizes_.head_dim);
 }
 
 }  // namespace sluice

@@ -20,7 +20,10 @@ class GatedAttention : public Mixer {
  public:
   explicit GatedAttention(const GatedAttentionSizes& sizes);
   Tensor forward(const Tensor& x, const ForwardContext& context, MixerState* state) const override;
-  std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity, at::ScalarType dtype) const override;
+  std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity,
+                                        const at::TensorOptions& activations) const override;
+  std::string why_not_on_gpu(at::ScalarType dtype) const override;
+  void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const override;
 
  private:
   GatedAttentionSizes sizes_;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/gated_delta_net.h"
 
-#include <cmath>
+#include <numeric>
 
-#include "sluice/kernels/causal_conv/causal_conv.h"
-#include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
+#include "sluice/layers/gated_delta_core.h"
 #include "sluice/layers/slots.h"
 
 namespace sluice {
@@ -45,45 +44,82 @@ GatedDeltaNet::GatedDeltaNet(const GatedDeltaNetSizes& s)
                       .dtype = kFloat,
                       .decay = false,
                       .init = Init::log_uniform(0.01, 16)})),
-      norm_(add("norm", std::make_unique<GatedRmsNorm>(s.value_head_dim, s.rms_norm_eps, s.output_gate))),
+      norm_weight_(
+          declare({.name = "norm.weight", .shape = {s.value_head_dim}, .decay = false, .init = Init::constant(1)})),
       out_proj_(add("out_proj", std::make_unique<Linear>(s.hidden_size, s.num_value_heads * s.value_head_dim,
                                                          s.initializer_range))) {}
+
+// q | k | v | z | b | a of each token, side by side: the gradients come back so, and one product gives that of x. The
+// weights are joined for one product, or the products, whichever is the smaller copy.
+Tensor GatedDeltaNet::project(const Tensor& x) const {
+  const std::vector<const Linear*> projections{&in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_};
+  std::vector<Tensor> parts;
+  if (x.size(0) >= sizes_.hidden_size) {
+    std::int64_t width = 0;
+    for (const auto* projection : projections) {
+      parts.push_back(projection->weight());
+      width += parts.back().size(0);
+    }
+    // Rows of whole cache lines: zeros fill up the last.
+    constexpr std::int64_t kLine = 64;
+    if (width % kLine != 0) parts.push_back(at::zeros({kLine - width % kLine, x.size(1)}, x.options()));
+    return at::linear(x, at::cat(parts));
+  }
+  for (const auto* projection : projections) parts.push_back(projection->forward(x));
+  return at::cat(parts, 1);
+}
 
 Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, MixerState* state) const {
   auto* cache = static_cast<GatedDeltaState*>(state);
   const auto& pack = context.pack;
-  const auto key_width = sizes_.num_key_heads * sizes_.key_head_dim;
-  const auto value_width = sizes_.num_value_heads * sizes_.value_head_dim;
-
-  const auto conv = causal_conv(in_proj_qkv_.forward(x), conv_weight_.value, pack.cu_seqlens,
-                                cache ? std::optional(read_slots(cache->conv, pack)) : std::nullopt, /*silu=*/true);
-  const auto parts = conv.out.split_with_sizes({key_width, key_width, value_width}, 1);
-  const auto q = parts[0].unflatten(1, {sizes_.num_key_heads, sizes_.key_head_dim});      // [T, Hk, K]
-  const auto k = parts[1].unflatten(1, {sizes_.num_key_heads, sizes_.key_head_dim});      // [T, Hk, K]
-  const auto v = parts[2].unflatten(1, {sizes_.num_value_heads, sizes_.value_head_dim});  // [T, Hv, V]
-
-  const auto beta = in_proj_b_.forward(x).sigmoid().to(kFloat);  // [T, Hv], rounded in the activations' dtype
-  const auto a = in_proj_a_.forward(x).to(kFloat);
-  const auto g =
-      -A_log_.value.exp() * at::softplus(a + dt_bias_.value);  // [T, Hv] float32: small decays vanish in bf16
-
-  const auto delta = gated_delta_rule(q, k, v, g, beta, pack.cu_seqlens,
-                                      cache ? std::optional(read_slots(cache->recurrent, pack)) : std::nullopt,
-                                      1 / std::sqrt(static_cast<double>(sizes_.key_head_dim)), /*qk_l2norm=*/true);
+  std::optional<GatedDeltaCoreState> before;
+  if (cache != nullptr) before = {read_slots(cache->conv, pack), read_slots(cache->recurrent, pack)};
+  const auto core = gated_delta_core(
+      project(x),
+      {.conv = conv_weight_.value, .A_log = A_log_.value, .dt_bias = dt_bias_.value, .norm = norm_weight_.value},
+      pack.cu_seqlens, before,
+      {.num_key_heads = sizes_.num_key_heads,
+       .num_value_heads = sizes_.num_value_heads,
+       .key_head_dim = sizes_.key_head_dim,
+       .value_head_dim = sizes_.value_head_dim,
+       .rms_norm_eps = sizes_.rms_norm_eps,
+       .output_gate = sizes_.output_gate});
   if (cache != nullptr) {
-    write_slots(cache->conv, pack, conv.final_state);
-    write_slots(cache->recurrent, pack, delta.final_state);
+    write_slots(cache->conv, pack, core.state->conv);
+    write_slots(cache->recurrent, pack, core.state->recurrent);
   }
-  const auto z = in_proj_z_.forward(x).unflatten(1, {sizes_.num_value_heads, sizes_.value_head_dim});
-  return out_proj_.forward(norm_.forward(delta.out, z).flatten(1));
+  return out_proj_.forward(core.out);
 }
 
-std::unique_ptr<MixerState> GatedDeltaNet::new_state(std::int64_t slots, std::int64_t, at::ScalarType dtype) const {
+std::unique_ptr<MixerState> GatedDeltaNet::new_state(std::int64_t slots, std::int64_t,
+                                                     const at::TensorOptions& activations) const {
   auto state = std::make_unique<GatedDeltaState>();
-  state->conv = at::zeros({slots, conv_channels(sizes_), sizes_.conv_kernel_dim - 1}, at::TensorOptions().dtype(dtype));
-  state->recurrent = at::zeros({slots, sizes_.num_value_heads, sizes_.key_head_dim, sizes_.value_head_dim},
-                               at::TensorOptions().dtype(kFloat));
+  state->conv = at::zeros({slots, conv_channels(sizes_), sizes_.conv_kernel_dim - 1}, activations);
+  state->recurrent =
+      at::zeros({slots, sizes_.num_value_heads, sizes_.key_head_dim, sizes_.value_head_dim}, activations.dtype(kFloat));
   return state;
+}
+
+std::string GatedDeltaNet::why_not_on_gpu(at::ScalarType dtype) const {
+  if (dtype != kBFloat16) return "the kernels of linear attention compute in bfloat16";
+  if (sizes_.key_head_dim == 128 && sizes_.value_head_dim == 128) return "";
+  return fmt::format(
+      "the kernels of linear attention take head dims of 128, and the model's are {} (key) and {} (value)",
+      sizes_.key_head_dim, sizes_.value_head_dim);
+}
+
+// The recurrence as its equation reads: S^T k, the outer product k (..)^T and S^T q are a multiply-add for each element
+// of the state.
+void GatedDeltaNet::count_operations(std::span<const std::int64_t> lengths, Operations& operations) const {
+  const auto tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
+  const auto& s = sizes_;
+  const auto states = static_cast<double>(s.num_value_heads * s.key_head_dim * s.value_head_dim);
+  for (const auto* projection : {&in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_, &out_proj_}) {
+    operations["linear attention, projections"] += projection->operations(tokens);
+  }
+  operations["linear attention, convolution"] +=
+      2.0 * tokens * static_cast<double>(conv_channels(s) * s.conv_kernel_dim);
+  operations["linear attention, gated delta rule"] += 3 * 2.0 * tokens * states;
 }
 
 }  // namespace sluice

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "sluice/kernels/gated_rms_norm/gated_rms_norm.h"
 #include "sluice/layers/linear.h"
 #include "sluice/layers/mixer.h"
-#include "sluice/layers/norms.h"
 
 namespace sluice {
 
@@ -24,14 +24,19 @@ class GatedDeltaNet : public Mixer {
  public:
   explicit GatedDeltaNet(const GatedDeltaNetSizes& sizes);
   Tensor forward(const Tensor& x, const ForwardContext& context, MixerState* state) const override;
-  std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity, at::ScalarType dtype) const override;
+  std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity,
+                                        const at::TensorOptions& activations) const override;
+  std::string why_not_on_gpu(at::ScalarType dtype) const override;
+  void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const override;
 
  private:
+  Tensor project(const Tensor& x) const;
+
   GatedDeltaNetSizes sizes_;
   Linear &in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_;  // [2 Kd + Vd, D], [Vd, D], [Hv, D], [Hv, D]
   Parameter &conv_weight_, &dt_bias_, &A_log_;                  // [2 Kd + Vd, 1, kernel], [Hv], [Hv]
-  GatedRmsNorm& norm_;
-  Linear& out_proj_;  // [D, Vd]
+  Parameter& norm_weight_;                                      // [V], one for all heads
+  Linear& out_proj_;                                            // [D, Vd]
 };
 
 }  // namespace sluice

@@ -11,6 +11,7 @@ class Linear : public Module {
   Linear(std::int64_t out_features, std::int64_t in_features, double initializer_range);
   Tensor forward(const Tensor& x) const;  // [..., in] to [..., out]
   const Tensor& weight() const { return weight_.value; }
+  double operations(double tokens) const { return 2 * tokens * static_cast<double>(weight_.size()); }
 
  private:
   Parameter& weight_;

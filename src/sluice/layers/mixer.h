@@ -4,7 +4,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 
+#include "sluice/layers/operations.h"
 #include "sluice/layers/pack.h"
 #include "sluice/layers/parameter.h"
 
@@ -22,9 +25,15 @@ class Mixer : public Module {
   // x [T, D] to [T, D]. With a state, each sequence continues its slot, and the slot is updated.
   virtual Tensor forward(const Tensor& x, const ForwardContext& context, MixerState* state) const = 0;
 
-  // Room for `slots` sequences of at most `capacity` tokens each, activations in `dtype`.
+  // Room for `slots` sequences of at most `capacity` tokens each; `activations`: their dtype and device.
   virtual std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity,
-                                                at::ScalarType dtype) const = 0;
+                                                const at::TensorOptions& activations) const = 0;
+
+  // Empty, or why the kernels for GPUs do not serve this mixer with activations in `dtype`.
+  virtual std::string why_not_on_gpu(at::ScalarType dtype) const = 0;
+
+  // Adds the operations of a forward pass over sequences of these lengths.
+  virtual void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const = 0;
 };
 
 }  // namespace sluice

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The norms with their two conventions of weight: an offset around 0 (gain 1 + w), or a plain gain around 1.
 #pragma once
 
-#include "sluice/kernels/gated_rms_norm/gated_rms_norm.h"
 #include "sluice/layers/parameter.h"
 
 namespace sluice {
@@ -16,18 +14,6 @@ class ZeroCenteredRmsNorm : public Module {
  private:
   Parameter& weight_;
   double eps_;
-};
-
-// Gated plain RMSNorm over each head: w x_hat a(gate), w drawn as 1; one weight for all heads.
-class GatedRmsNorm : public Module {
- public:
-  GatedRmsNorm(std::int64_t head_dim, double eps, GateActivation activation);
-  Tensor forward(const Tensor& x, const Tensor& gate) const;  // [T, H, head_dim] both
-
- private:
-  Parameter& weight_;
-  double eps_;
-  GateActivation activation_;
 };
 
 }  // namespace sluice

@@ -6,7 +6,8 @@
 
 namespace sluice {
 
-Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past, std::vector<std::int64_t> slots) {
+Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past, std::vector<std::int64_t> slots,
+               at::Device device) {
   assert(past.empty() || past.size() == lengths.size());
   assert(slots.size() == past.size());
   std::vector<std::int32_t> bounds{0};
@@ -19,8 +20,8 @@ Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past
   return {.lengths = std::move(lengths),
           .past = std::move(past),
           .slots = std::move(slots),
-          .cu_seqlens = at::tensor(bounds, at::TensorOptions().dtype(kInt)),
-          .positions = at::tensor(positions, at::TensorOptions().dtype(kLong))};
+          .cu_seqlens = at::tensor(bounds, at::TensorOptions().dtype(kInt)).to(device, /*non_blocking=*/true),
+          .positions = at::tensor(positions, at::TensorOptions().dtype(kLong)).to(device, /*non_blocking=*/true)};
 }
 
 }  // namespace sluice

@@ -20,9 +20,9 @@ struct Pack {
   Tensor positions;                   // [T] int64: past + index within the sequence
 };
 
-// A training pack, or with `past` and `slots` one that continues cached sequences.
+// A training pack, or with `past` and `slots` one that continues cached sequences; its tensors on `device`.
 Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past = {},
-               std::vector<std::int64_t> slots = {});
+               std::vector<std::int64_t> slots = {}, at::Device device = at::kCPU);
 
 // What every block of one forward pass shares.
 struct ForwardContext {

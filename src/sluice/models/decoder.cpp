@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/models/decoder.h"
 
+#include <numeric>
+
 #include "sluice/layers/recompute.h"
 
 namespace sluice {
@@ -18,6 +20,7 @@ Tensor Block::forward(const Tensor& h, const ForwardContext& context, MixerState
 
 Decoder::Decoder(DecoderParts parts)
     : vocab_size_(parts.vocab_size),
+      hidden_size_(parts.hidden_size),
       rotary_(parts.rotary),
       embed_tokens_(add("model.embed_tokens",
                         std::make_unique<Embedding>(parts.vocab_size, parts.hidden_size, parts.initializer_range))),
@@ -60,9 +63,27 @@ const Tensor& Decoder::head() const { return lm_head_ == nullptr ? embed_tokens_
 DecoderState Decoder::new_state(std::int64_t slots, std::int64_t capacity) const {
   DecoderState state;
   for (const auto* block : blocks_) {
-    state.layers.push_back(block->mixer().new_state(slots, capacity, embed_tokens_.weight().scalar_type()));
+    state.layers.push_back(block->mixer().new_state(slots, capacity, embed_tokens_.weight().options()));
   }
   return state;
+}
+
+std::string Decoder::why_not_on_gpu(at::ScalarType dtype) const {
+  for (const auto* block : blocks_) {
+    if (auto reason = block->mixer().why_not_on_gpu(dtype); !reason.empty()) return reason;
+  }
+  return "";
+}
+
+Operations Decoder::forward_operations(std::span<const std::int64_t> lengths, std::int64_t asked) const {
+  Operations operations;
+  const auto tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
+  for (const auto* block : blocks_) {
+    block->mixer().count_operations(lengths, operations);
+    block->feed_forward().count_operations(tokens, operations);
+  }
+  operations["head"] = 2 * static_cast<double>(asked) * static_cast<double>(vocab_size_ * hidden_size_);
+  return operations;
 }
 
 }  // namespace sluice

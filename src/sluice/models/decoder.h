@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ class Block : public Module {
   explicit Block(BlockParts parts);
   Tensor forward(const Tensor& h, const ForwardContext& context, MixerState* state) const;  // [T, D] to [T, D]
   const Mixer& mixer() const { return mixer_; }
+  const FeedForward& feed_forward() const { return feed_forward_; }
 
  private:
   ZeroCenteredRmsNorm& mixer_norm_;
@@ -77,10 +79,17 @@ class Decoder : public Module {
   const Tensor& head() const;  // [V, D]: logits = hidden head^T
   DecoderState new_state(std::int64_t slots, std::int64_t capacity) const;
   std::int64_t vocab_size() const { return vocab_size_; }
+  at::Device device() const { return embed_tokens_.weight().device(); }  // where its weights are
+
+  // Empty, or why this model cannot run on a GPU with activations in `dtype`.
+  std::string why_not_on_gpu(at::ScalarType dtype) const;
+
+  // Of a forward pass over sequences of these lengths, the head over `asked` tokens.
+  Operations forward_operations(std::span<const std::int64_t> lengths, std::int64_t asked) const;
   void set_recompute(Recompute recompute) { recompute_ = recompute; }
 
  private:
-  std::int64_t vocab_size_;
+  std::int64_t vocab_size_, hidden_size_;
   RotaryParts rotary_;
   Embedding& embed_tokens_;
   std::vector<Block*> blocks_;

@@ -127,7 +127,7 @@ Engine::StepPlan Engine::plan() const {
 // The rows of the tokens whose successors are to be sampled.
 Tensor Engine::last_hidden(const Tensor& hidden, const StepPlan& plan) const {
   if (plan.last_rows.size() == plan.tokens.size()) return hidden;
-  return hidden.index_select(0, at::tensor(plan.last_rows, at::TensorOptions().dtype(kLong)));
+  return hidden.index_select(0, at::tensor(plan.last_rows, at::TensorOptions().dtype(kLong)).to(hidden.device()));
 }
 
 bool Engine::step() {
@@ -135,14 +135,16 @@ bool Engine::step() {
   admit();
   const auto plan = this->plan();
   if (plan.tokens.empty()) return false;
-  const auto tokens = at::tensor(plan.tokens, at::TensorOptions().dtype(kLong));
-  const auto hidden = decoder_.forward(tokens, make_pack(plan.lengths, plan.past, plan.slots), &state_);
+  const auto device = decoder_.device();
+  const auto tokens = at::tensor(plan.tokens, at::TensorOptions().dtype(kLong)).to(device);
+  const auto hidden = decoder_.forward(tokens, make_pack(plan.lengths, plan.past, plan.slots, device), &state_);
   for (std::size_t n = 0; n < plan.slots.size(); ++n) {
     slots_[static_cast<std::size_t>(plan.slots[n])]->cached += plan.lengths[n];
   }
   if (plan.sampling.empty()) return true;
 
-  const auto logits = at::linear(last_hidden(hidden, plan), decoder_.head()).to(kFloat).contiguous();  // [n, V]
+  const auto logits =
+      at::linear(last_hidden(hidden, plan), decoder_.head()).to(at::kCPU, kFloat).contiguous();  // [n, V]
   const auto vocab = static_cast<std::size_t>(logits.size(1));
   for (std::size_t row = 0; row < plan.sampling.size(); ++row) {
     const auto slot = plan.sampling[row];

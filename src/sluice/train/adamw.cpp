@@ -65,12 +65,17 @@ void GradientSum::take() {
   }
 }
 
-double GradientSum::norm() const {
-  double total = 0;
+Tensor GradientSum::norm() const {
+  std::vector<Tensor> defined;
   for (const auto& sum : sums_) {
-    if (sum.defined()) total += sum_of_squares(sum);
+    if (sum.defined()) defined.push_back(sum);
   }
-  return std::sqrt(total);
+  if (!defined.empty() && defined[0].is_cuda()) {
+    return at::stack(at::_foreach_norm(defined, 2, kDouble)).square().sum().sqrt();
+  }
+  double total = 0;
+  for (const auto& sum : defined) total += sum_of_squares(sum);
+  return at::scalar_tensor(std::sqrt(total), at::TensorOptions().dtype(kDouble));
 }
 
 std::string GradientSum::first_not_finite() const {
@@ -91,8 +96,15 @@ AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWSettings& settings) 
   }
 }
 
-void AdamW::step(const GradientSum& gradients, double lr, double gradient_scale) {
+void AdamW::step(const GradientSum& gradients, double lr, const Tensor& gradient_scale) {
+  const at::NoGradGuard no_grad;
   ++steps_;
+  if (gradient_scale.is_cuda()) step_on_gpu(gradients, lr, gradient_scale);
+  else if (const auto scale = gradient_scale.item<double>(); !std::isnan(scale)) step_on_cpu(gradients, lr, scale);
+  publish();
+}
+
+void AdamW::step_on_cpu(const GradientSum& gradients, double lr, double gradient_scale) {
   const auto count = static_cast<double>(steps_);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
@@ -112,7 +124,28 @@ void AdamW::step(const GradientSum& gradients, double lr, double gradient_scale)
       update_range(update, begin, end, from, master, first, second);
     });
   }
-  publish();
+}
+
+// The same formula in libtorch's kernel over many tensors at once: one call for the parameters that decay, one for the
+// rest. It divides gradients by its `grad_scale`, and leaves all as it is where `found_inf` is 1.
+void AdamW::step_on_gpu(const GradientSum& gradients, double lr, const Tensor& gradient_scale) {
+  const auto divisor = gradient_scale.reciprocal().to(kFloat), skip = gradient_scale.isnan().to(kFloat);
+  const auto step = at::full({}, static_cast<double>(steps_), divisor.options());
+  for (const bool decays : {true, false}) {
+    std::vector<Tensor> masters, sums, exp_avgs, exp_avg_sqs;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const auto& slot = slots_[i];
+      if (slot.parameter->decay != decays) continue;
+      masters.push_back(slot.master);
+      sums.push_back(gradients.of(i).defined() ? gradients.of(i) : at::zeros_like(slot.master));
+      exp_avgs.push_back(slot.exp_avg);
+      exp_avg_sqs.push_back(slot.exp_avg_sq);
+    }
+    if (masters.empty()) continue;
+    at::_fused_adamw_(masters, sums, exp_avgs, exp_avg_sqs, {}, std::vector<Tensor>(masters.size(), step), lr,
+                      settings_.beta1, settings_.beta2, decays ? settings_.weight_decay : 0, settings_.eps,
+                      /*amsgrad=*/false, /*maximize=*/false, divisor, skip);
+  }
 }
 
 std::map<std::string, NamedTensors> AdamW::state() const {
@@ -150,9 +183,13 @@ void AdamW::restore(const std::map<std::string, NamedTensors>& state, std::int64
 
 void AdamW::publish() {
   const at::NoGradGuard no_grad;
+  std::vector<Tensor> parameters, masters;
   for (auto& slot : slots_) {
-    if (!slot.master.is_alias_of(slot.parameter->value)) slot.parameter->value.copy_(slot.master);
+    if (slot.master.is_alias_of(slot.parameter->value)) continue;
+    parameters.push_back(slot.parameter->value);
+    masters.push_back(slot.master);
   }
+  if (!parameters.empty()) at::_foreach_copy_(parameters, masters);
 }
 
 }  // namespace sluice

@@ -23,8 +23,8 @@ class GradientSum {
   // Takes what backward() left on the parameters and clears it there. A parameter that got none counts as zero.
   void take();
 
-  // The norm over all parameters together, in float64 and in a fixed order.
-  double norm() const;
+  // The norm over all parameters together, in float64 and in a fixed order: a scalar on their device.
+  Tensor norm() const;
 
   // Name of the first parameter whose gradient holds a number that is not finite; empty: none.
   std::string first_not_finite() const;
@@ -41,9 +41,9 @@ class AdamW {
  public:
   AdamW(std::vector<Parameter*> parameters, const AdamWSettings& settings);
 
-  // One update with every gradient multiplied by `gradient_scale` (of clipping). Parameters decay where they declare
-  // it.
-  void step(const GradientSum& gradients, double lr, double gradient_scale);
+  // One update with every gradient multiplied by `gradient_scale` (of clipping), a float64 scalar on the parameters'
+  // device; NaN: nothing is updated. Parameters decay where they declare it. On a GPU nothing waits for it.
+  void step(const GradientSum& gradients, double lr, const Tensor& gradient_scale);
 
   // What a training checkpoint holds: "master", "exp_avg" and "exp_avg_sq", each by parameter name. The tensors share
   // memory with the optimizer.
@@ -58,6 +58,8 @@ class AdamW {
     Parameter* parameter;
     Tensor master, exp_avg, exp_avg_sq;  // float32; the master of a float32 parameter is the parameter itself
   };
+  void step_on_cpu(const GradientSum& gradients, double lr, double gradient_scale);
+  void step_on_gpu(const GradientSum& gradients, double lr, const Tensor& gradient_scale);
   void publish();  // masters to the parameters that are held in another dtype
   std::vector<Slot> slots_;
   AdamWSettings settings_;

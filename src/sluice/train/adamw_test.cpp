@@ -16,6 +16,8 @@ void give_gradient(Parameter& parameter, double value) {
   parameter.value.mutable_grad() = at::full_like(parameter.value.detach(), value);
 }
 
+Tensor scale(double factor) { return at::scalar_tensor(factor, at::TensorOptions().dtype(kDouble)); }
+
 TEST(AdamW, FollowsItsFormula) {
   at::manual_seed(1);
   auto p = parameter("w", {5, 7}, kFloat, true);
@@ -26,7 +28,7 @@ TEST(AdamW, FollowsItsFormula) {
     const auto g = at::randn({5, 7});
     p.value.mutable_grad() = g.clone();
     gradients.take();
-    optimizer.step(gradients, 0.01, 0.5);
+    optimizer.step(gradients, 0.01, scale(0.5));
     gradients.clear();
     const auto scaled = g.to(kDouble) * 0.5;
     m = 0.9 * m + 0.1 * scaled;
@@ -42,9 +44,20 @@ TEST(AdamW, DecaysOnlyWhatDeclaresIt) {
   auto matrix = parameter("matrix", {4, 4}, kFloat, true), norm = parameter("norm", {4}, kFloat, false);
   GradientSum gradients({&matrix, &norm});  // none arrive: all zero
   AdamW optimizer({&matrix, &norm}, {.weight_decay = 0.1});
-  for (int step = 0; step < 3; ++step) optimizer.step(gradients, 0.1, 1);
+  for (int step = 0; step < 3; ++step) optimizer.step(gradients, 0.1, scale(1));
   EXPECT_NEAR(matrix.value[0][0].item<double>(), 0.99 * 0.99 * 0.99, 1e-6);
   EXPECT_EQ(norm.value[0].item<double>(), 1);
+}
+
+TEST(AdamW, AScaleThatIsNoNumberChangesNothing) {
+  auto p = parameter("w", {3}, kFloat, true);
+  GradientSum gradients({&p});
+  AdamW optimizer({&p}, {.weight_decay = 0.1});
+  give_gradient(p, 1);
+  gradients.take();
+  optimizer.step(gradients, 0.1, scale(NAN));
+  EXPECT_TRUE(p.value.equal(at::ones({3})));
+  EXPECT_EQ(optimizer.state()["exp_avg"][0].second.abs().max().item<double>(), 0);
 }
 
 // Case L5: lr 1e-4 for 20 steps moves a float32 value by 0.002; in bfloat16 each step would round to nothing, which is
@@ -57,7 +70,7 @@ TEST(AdamW, SmallStepsAddUpInTheMaster) {
     give_gradient(a_log, 1);
     give_gradient(held_in_bf16, 1);
     gradients.take();
-    optimizer.step(gradients, 1e-4, 1);
+    optimizer.step(gradients, 1e-4, scale(1));
     gradients.clear();
   }
   EXPECT_NEAR(a_log.value[0].item<double>(), 0.998, 1e-5);
@@ -83,7 +96,7 @@ TEST(GradientSum, NormCoversAllParameters) {
   a.value.mutable_grad() = at::tensor({12.f});
   b.value.mutable_grad() = at::tensor({3.f, 4.f});
   gradients.take();
-  EXPECT_DOUBLE_EQ(gradients.norm(), 13);
+  EXPECT_DOUBLE_EQ(gradients.norm().item<double>(), 13);
   EXPECT_EQ(gradients.first_not_finite(), "");
   b.value.mutable_grad() = at::tensor({0.f, INFINITY});
   gradients.take();

@@ -10,10 +10,11 @@ namespace sluice {
 struct Batch {
   Pack pack;
   Tensor tokens;       // [T] int64
-  Tensor targets;      // [T] int64, -100 where nothing is asked
-  Tensor loss_weight;  // [T] float32, 0 where nothing is asked
+  Tensor asked;        // [A] int64, rising: the tokens whose successor is trained
+  Tensor targets;      // [A] int64: that successor
+  Tensor loss_weight;  // [A] float32
 };
 
-Batch to_batch(const PackedBatch& packed);
+Batch to_batch(const PackedBatch& packed, at::Device device);
 
 }  // namespace sluice

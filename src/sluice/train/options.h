@@ -9,6 +9,7 @@
 
 #include "sluice/core/options.h"
 #include "sluice/data/dataset.h"
+#include "sluice/kernels/common/device.h"
 #include "sluice/train/schedule.h"
 
 namespace sluice {
@@ -22,6 +23,9 @@ struct ModelOptions {
             .required = true});
   }
 };
+
+inline constexpr std::string_view kDeviceSentence =
+    "where to compute; auto: an NVIDIA GPU that the kernels serve, if there is one, else the CPU";
 
 enum class Precision { kFloat32, kBfloat16 };
 
@@ -152,10 +156,12 @@ struct EvalOptions {
 struct RunOptions {
   std::filesystem::path out;
   bool overwrite = false;
+  DeviceChoice device = DeviceChoice::kAuto;
   void describe(OptionList& option) {
     option("out", out, "run folder: config.toml, metrics.jsonl, checkpoints/, export/",
            {.synonyms = {"output_dir", "save", "out_dir"}, .required = true});
     option("overwrite", overwrite, "remove what is in the run folder and begin anew", {.saved = false});
+    option("device", device, kDeviceSentence, {.choices = {"auto", "cpu", "cuda"}, .alias = "device"});
   }
 };
 

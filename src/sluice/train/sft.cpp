@@ -4,8 +4,9 @@
 #include <cmath>
 
 #include "sluice/core/log.h"
-#include "sluice/core/memory.h"
 #include "sluice/core/signals.h"
+#include "sluice/kernels/common/device.h"
+#include "sluice/train/flops.h"
 #include "sluice/train/run_folder.h"
 
 namespace sluice {
@@ -74,7 +75,8 @@ bool due(std::int64_t step, std::int64_t interval, std::int64_t last) {
 }  // namespace
 
 SftTrainer::SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train,
-                       const std::vector<Sample>& eval, const std::optional<TrainingState>& state)
+                       const std::vector<Sample>& eval, const std::optional<TrainingState>& state,
+                       std::optional<double> peak)
     : options_(options),
       decoder_(decoder),
       samples_(fingerprint(train)),
@@ -85,6 +87,7 @@ SftTrainer::SftTrainer(const SftOptions& options, Decoder& decoder, const std::v
       optimizer_(parameters_, adamw_settings(options.optim)),
       schedule_(make_schedule(options, batches_)),
       first_step_(state ? state->step + 1 : 1),
+      peak_(peak),
       metrics_(options.run.out / "metrics.jsonl", first_step_ - 1),
       checkpoints_(options.run.out, {.keep_last = options.ckpt.keep_last, .keep_every = options.ckpt.keep_every}) {
   decoder_.set_recompute(options.mem.recompute ? Recompute::kBlocks : Recompute::kNone);
@@ -101,9 +104,9 @@ ExitCode SftTrainer::run() {
   for (auto step = first_step_; step <= schedule_.total_steps; ++step) {
     const auto begin = Clock::now();
     const auto lr = learning_rate(schedule_, step);
-    const auto stats =
-        train_step(decoder_, batches_.next(), gradients_, optimizer_, step, lr, options_.optim.clip_norm);
-    finish_step(step, lr, stats, seconds_since(begin));
+    const auto packs = batches_.next();
+    const auto stats = train_step(decoder_, packs, gradients_, optimizer_, step, lr, options_.optim.clip_norm);
+    finish_step(step, lr, stats, training_operations(decoder_, packs), seconds_since(begin));
     const bool stopping = stop.requested() && step < schedule_.total_steps;
     if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) save(step);
     if (stopping) {
@@ -116,10 +119,10 @@ ExitCode SftTrainer::run() {
   return ExitCode::kDone;
 }
 
-void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stats, double step_s) {
+void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stats, double operations, double step_s) {
   trained_tokens_ += stats.trained_tokens;
   const auto tokens_per_s = static_cast<double>(stats.tokens) / step_s;
-  const auto memory = peak_memory_bytes();
+  const auto memory = peak_memory_bytes(decoder_.device());
   const auto mean_step_s = seconds_since(begin_) / static_cast<double>(step - first_step_ + 1);
   nlohmann::ordered_json values{{"train/loss", stats.loss},
                                 {"train/grad_norm", stats.grad_norm},
@@ -130,13 +133,17 @@ void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stat
                                 {"data/epoch", batches_.position().epoch},
                                 {"perf/tokens_per_s", tokens_per_s},
                                 {"perf/step_s", step_s},
+                                {"perf/tflops", operations / step_s / 1e12},
                                 {"mem/peak_gib", static_cast<double>(memory) / (1 << 30)}};
+  const auto mfu = peak_ ? std::optional(operations / step_s / *peak_) : std::nullopt;
+  if (mfu) values["perf/mfu"] = *mfu;
   progress_.step({.step = step,
                   .steps = schedule_.total_steps,
                   .loss = stats.loss,
                   .grad_norm = stats.grad_norm,
                   .lr = lr,
                   .tokens_per_s = tokens_per_s,
+                  .mfu = mfu,
                   .memory_bytes = static_cast<double>(memory),
                   .step_s = step_s,
                   .eta_s = mean_step_s * static_cast<double>(schedule_.total_steps - step)});

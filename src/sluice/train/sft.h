@@ -22,9 +22,9 @@ namespace sluice {
 class SftTrainer {
  public:
   // The decoder's parameters must be loaded; decoder and samples must outlive the trainer. `eval` may be empty.
-  // `state`: the checkpoint to go on from (train/run_folder.h).
+  // `state`: the checkpoint to go on from (train/run_folder.h). `peak`: operations a second of the device, if known.
   SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train,
-             const std::vector<Sample>& eval, const std::optional<TrainingState>& state);
+             const std::vector<Sample>& eval, const std::optional<TrainingState>& state, std::optional<double> peak);
 
   // To the last step, or to the end of the step in which a signal asks to stop. A checkpoint stands at the end of both.
   // kRequeue after a signal.
@@ -34,7 +34,7 @@ class SftTrainer {
   std::int64_t total_steps() const { return schedule_.total_steps; }
 
  private:
-  void finish_step(std::int64_t step, double lr, const StepStats& stats, double step_s);
+  void finish_step(std::int64_t step, double lr, const StepStats& stats, double operations, double step_s);
   void save(std::int64_t step);
 
   const SftOptions& options_;
@@ -48,6 +48,7 @@ class SftTrainer {
   Schedule schedule_;
   std::int64_t first_step_;
   std::int64_t trained_tokens_ = 0;  // since the run began
+  std::optional<double> peak_;
   MetricsFile metrics_;
   CheckpointWriter checkpoints_;
   Progress progress_;

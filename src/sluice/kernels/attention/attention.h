@@ -9,6 +9,7 @@
 // dim. Names of the arguments are those of FlashAttention's varlen interface.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "sluice/core/tensor.h"
@@ -21,7 +22,9 @@ namespace sluice {
 // order. Differentiable in q, k and v; there the sequences' keys must not overlap. Rows that are no key get gradient
 // zero. float32, bfloat16 or float64; scores, softmax and sums are float32, or float64 when q is. Error against the
 // float64 definition: float32 2e-6, bfloat16 5e-3, gradients 2e-5 and 1e-2, relative per tensor. Memory beside the
-// results is linear in the tokens. The same inputs give the same bits, and a sequence the same bits in every pack.
+// results is linear in the tokens. The same inputs give the same bits; on the CPU a sequence has the same bits in every
+// pack. The longest lengths are the host's knowledge of boundaries that lie on a GPU. There bfloat16 with d = dv, a
+// multiple of 8 up to 256, takes flash attention; anything else a plain path, and the log says so once.
 Tensor attention(                            // [Tq, Hq, dv], dtype of q
     const Tensor& q,                         // [Tq, Hq, d]
     const Tensor& k,                         // [Tk, Hkv, d], dtype of q
@@ -29,6 +32,8 @@ Tensor attention(                            // [Tq, Hq, dv], dtype of q
     const Tensor& cu_seqlens_q,              // [N + 1] int32: 0, end of each sequence, last Tq
     const Tensor& cu_seqlens_k,              // [N + 1] int32: 0, end of each sequence, last Tk
     const std::optional<Tensor>& seqused_k,  // [N] int32: keys of each sequence
+    std::int64_t max_seqlen_q,               // at least the queries of the longest sequence
+    std::int64_t max_seqlen_k,               // at least the keys of the longest sequence
     double scale);                           // usually d^-1/2
 
 // The equation above, sequence by sequence, in ATen, for any float type: what the words mean. Builds Lq x Lk scores.

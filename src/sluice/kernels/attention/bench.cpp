@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <numeric>
 
 #include "sluice/kernels/attention/attention.h"
@@ -42,9 +43,12 @@ Tensor sequence_by_sequence(const AttentionCase& c, const Tensor& q, const Tenso
       const auto name = "attention/" + c.name + "/" + c10::toString(type);
       const auto q_bounds = cu_seqlens_of(c.queries), k_bounds = cu_seqlens_of(slabs);
       const auto used = at::tensor(c.keys, at::TensorOptions().dtype(kInt));
+      const auto longest_q = std::ranges::max(c.queries), longest_k = std::ranges::max(c.keys);
       register_benchmarks(
           name,
-          [=](const auto& x) { return std::vector{attention(x[0], x[1], x[2], q_bounds, k_bounds, used, scale)}; },
+          [=](const auto& x) {
+            return std::vector{attention(x[0], x[1], x[2], q_bounds, k_bounds, used, longest_q, longest_k, scale)};
+          },
           draw);
       register_benchmarks(
           name + "/at::scaled_dot_product_attention",

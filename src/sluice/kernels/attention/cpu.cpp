@@ -267,8 +267,8 @@ void attend_tiled(const Forward<Scalar>& f, const std::vector<Sequence>& sequenc
 
 std::tuple<Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
                                        const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k,
-                                       double scale) {
-  const auto sequences = checked_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k);
+                                       std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, double scale) {
+  const auto sequences = checked_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k);
   const auto dense_q = q.contiguous(), dense_k = k.contiguous(), dense_v = v.contiguous();
   const auto group = q.size(1) / k.size(1);
   auto out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());

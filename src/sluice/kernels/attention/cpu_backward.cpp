@@ -164,8 +164,9 @@ void check_apart(std::vector<Sequence> sequences) {
 std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& grad_out, const Tensor& q, const Tensor& k,
                                                 const Tensor& v, const Tensor& out, const Tensor& lse,
                                                 const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                                                const std::optional<Tensor>& seqused_k, double scale) {
-  const auto sequences = checked_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k);
+                                                const std::optional<Tensor>& seqused_k, std::int64_t max_seqlen_q,
+                                                std::int64_t max_seqlen_k, double scale) {
+  const auto sequences = checked_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k);
   check_apart(sequences);
   Gradients grads{.q = at::empty(q.sizes(), q.options()),
                   .k = at::zeros(k.sizes(), k.options()),

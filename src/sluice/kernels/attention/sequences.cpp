@@ -7,7 +7,8 @@
 namespace sluice {
 
 std::vector<Sequence> checked_sequences(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens_q,
-                                        const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k) {
+                                        const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k,
+                                        std::int64_t max_seqlen_q, std::int64_t max_seqlen_k) {
   const auto q_bounds = checked_bounds("attention, cu_seqlens_q", cu_seqlens_q, q.size(0));
   const auto k_bounds =
       seqused_k ? sequence_bounds(cu_seqlens_k) : checked_bounds("attention, cu_seqlens_k", cu_seqlens_k, k.size(0));
@@ -20,8 +21,13 @@ std::vector<Sequence> checked_sequences(const Tensor& q, const Tensor& k, const 
                  "attention: the {} keys of sequence {} begin at row {} of k, which has {} rows.\n"
                  "  They must lie inside it: cu_seqlens_k[{}] + seqused_k[{}] <= Tk.",
                  count, n, begin, k.size(0), n, n);
-    sequences.push_back(
-        {.q_begin = q_bounds[n], .q_count = q_bounds[n + 1] - q_bounds[n], .k_begin = begin, .k_count = count});
+    const auto queries = q_bounds[n + 1] - q_bounds[n];
+    SLUICE_CHECK(
+        queries <= max_seqlen_q && count <= max_seqlen_k,
+        "attention: sequence {} has {} queries and {} keys; max_seqlen_q = {} and max_seqlen_k = {} must be at "
+        "least the longest",
+        n, queries, count, max_seqlen_q, max_seqlen_k);
+    sequences.push_back({.q_begin = q_bounds[n], .q_count = queries, .k_begin = begin, .k_count = count});
   }
   return sequences;
 }

@@ -17,8 +17,9 @@ struct Sequence {
   std::int64_t visible(std::int64_t query) const { return std::max<std::int64_t>(0, k_count - q_count + query + 1); }
 };
 
-// The sequences of a pack in CPU memory, checked against the numbers of rows of q and k.
+// The sequences of a pack in CPU memory, checked against the numbers of rows of q and k and the longest lengths.
 std::vector<Sequence> checked_sequences(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens_q,
-                                        const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k);
+                                        const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k,
+                                        std::int64_t max_seqlen_q, std::int64_t max_seqlen_k);
 
 }  // namespace sluice

@@ -38,7 +38,15 @@ Problem draw(const AttentionCase& c) {
   return p;
 }
 
-Operator entry(const Problem& p, decltype(attention)& function) {
+// The entry with the longest lengths filled in: arguments as the definition's.
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+              const std::optional<Tensor>& seqused_k, double scale) {
+  const auto longest = [](const Tensor& lengths) { return lengths.max().item<std::int64_t>(); };
+  return attention(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, longest(cu_seqlens_q.diff()),
+                   longest(seqused_k ? *seqused_k : cu_seqlens_k.diff()), scale);
+}
+
+Operator entry(const Problem& p, decltype(attend)& function) {
   return [&p, &function](const std::vector<Tensor>& x) {
     return std::vector<Tensor>{function(x[0], x[1], x[2], p.cu_seqlens_q, p.cu_seqlens_k, p.seqused_k, p.scale)};
   };
@@ -46,7 +54,7 @@ Operator entry(const Problem& p, decltype(attention)& function) {
 
 void expect_equal_to_definition(const Problem& p, at::ScalarType type, double bound, double gradient_bound) {
   const auto inputs = to_type(p.inputs, type);
-  const auto got = differentiate(entry(p, attention), inputs, p.weights);
+  const auto got = differentiate(entry(p, attend), inputs, p.weights);
   const auto want = differentiate(entry(p, attention_definition), to_type(inputs, kDouble), p.weights);
   EXPECT_EQ(got.outputs[0].scalar_type(), type);
   EXPECT_LT(relative_error(got.outputs[0], want.outputs[0]), bound);
@@ -90,14 +98,14 @@ TEST(Attention, PackedSequencesEqualSeparateOnesBitForBit) {
     at::manual_seed(4);
     const auto p = draw({"pack", lengths, lengths, 4, 2, 16, 16});
     const auto inputs = to_type(p.inputs, type);
-    const auto packed = differentiate(entry(p, attention), inputs, p.weights);
+    const auto packed = differentiate(entry(p, attend), inputs, p.weights);
     std::int64_t begin = 0;
     for (const auto length : lengths) {
       SCOPED_TRACE(fmt::format("{} {}", c10::toString(type), length));
       auto alone = p;
       alone.cu_seqlens_q = alone.cu_seqlens_k = cu_seqlens_of({length});
       const auto part = [&](const Tensor& x) { return x.narrow(0, begin, length); };
-      const auto one = differentiate(entry(alone, attention), {part(inputs[0]), part(inputs[1]), part(inputs[2])},
+      const auto one = differentiate(entry(alone, attend), {part(inputs[0]), part(inputs[1]), part(inputs[2])},
                                      {part(p.weights[0])});
       EXPECT_TRUE(one.outputs[0].equal(part(packed.outputs[0])));
       for (const int i : {0, 1, 2}) EXPECT_TRUE(one.gradients[i].equal(part(packed.gradients[i]))) << kInputs[i];
@@ -110,8 +118,8 @@ TEST(Attention, TheSameInputsGiveTheSameBits) {
   at::manual_seed(5);
   const auto p = draw({"twice", {700, 30}, {700, 30}, 4, 1, 16, 16});
   const auto inputs = to_type(p.inputs, kFloat);
-  const auto first = differentiate(entry(p, attention), inputs, p.weights),
-             second = differentiate(entry(p, attention), inputs, p.weights);
+  const auto first = differentiate(entry(p, attend), inputs, p.weights),
+             second = differentiate(entry(p, attend), inputs, p.weights);
   EXPECT_TRUE(first.outputs[0].equal(second.outputs[0]));
   for (const int i : {0, 1, 2}) EXPECT_TRUE(first.gradients[i].equal(second.gradients[i])) << kInputs[i];
 }
@@ -119,7 +127,7 @@ TEST(Attention, TheSameInputsGiveTheSameBits) {
 TEST(Attention, AQueryNeverSeesWhatFollowsIt) {
   at::manual_seed(6);
   auto p = draw({"causal", {290, 8}, {290, 40}, 4, 2, 16, 16, 300});
-  const auto before = entry(p, attention)(p.inputs)[0];
+  const auto before = entry(p, attend)(p.inputs)[0];
   for (const std::int64_t t : {0, 17, 255, 256, 288}) {
     SCOPED_TRACE(t);
     auto changed = p.inputs;
@@ -127,7 +135,7 @@ TEST(Attention, AQueryNeverSeesWhatFollowsIt) {
       changed[i] = changed[i].clone();
       changed[i].narrow(0, t + 1, 289 - t).mul_(-3);
     }
-    const auto after = entry(p, attention)(changed)[0];
+    const auto after = entry(p, attend)(changed)[0];
     EXPECT_TRUE(after.narrow(0, 0, t + 1).equal(before.narrow(0, 0, t + 1)));
     EXPECT_FALSE(after[t + 1].equal(before[t + 1]));
   }
@@ -138,12 +146,12 @@ TEST(Attention, UnusedRowsOfTheCacheCountForNothing) {
   at::manual_seed(7);
   for (const std::int64_t queries : {1, 20}) {
     auto p = draw({"gaps", {queries, queries}, {30, 25}, 4, 2, 16, 16, 40});
-    const auto clean = differentiate(entry(p, attention), p.inputs, p.weights);
+    const auto clean = differentiate(entry(p, attend), p.inputs, p.weights);
     for (const int i : {1, 2}) {
       p.inputs[i].narrow(0, 30, 10).fill_(std::numeric_limits<double>::quiet_NaN());
       p.inputs[i].narrow(0, 65, 15).fill_(std::numeric_limits<double>::infinity());
     }
-    const auto dirty = differentiate(entry(p, attention), p.inputs, p.weights);
+    const auto dirty = differentiate(entry(p, attend), p.inputs, p.weights);
     EXPECT_TRUE(dirty.outputs[0].equal(clean.outputs[0]));
     for (const int i : {0, 1, 2}) EXPECT_TRUE(dirty.gradients[i].equal(clean.gradients[i])) << kInputs[i];
     for (const int i : {1, 2}) {
@@ -157,10 +165,10 @@ TEST(Attention, DecodingTokenByTokenEqualsOneForward) {
   at::manual_seed(8);
   const std::int64_t tokens = 70;
   const auto p = draw({"whole", {tokens}, {tokens}, 4, 2, 16, 16});
-  const auto whole = entry(p, attention)(p.inputs)[0];
+  const auto whole = entry(p, attend)(p.inputs)[0];
   for (std::int64_t t = 0; t < tokens; ++t) {
-    const auto one = attention(p.inputs[0].narrow(0, t, 1), p.inputs[1], p.inputs[2], cu_seqlens_of({1}),
-                               p.cu_seqlens_k, at::tensor({t + 1}, at::TensorOptions().dtype(kInt)), p.scale);
+    const auto one = attend(p.inputs[0].narrow(0, t, 1), p.inputs[1], p.inputs[2], cu_seqlens_of({1}), p.cu_seqlens_k,
+                            at::tensor({t + 1}, at::TensorOptions().dtype(kInt)), p.scale);
     EXPECT_LT(relative_error(one, whole.narrow(0, t, 1)), 1e-12) << t;
   }
 }
@@ -168,12 +176,12 @@ TEST(Attention, DecodingTokenByTokenEqualsOneForward) {
 TEST(Attention, SlabsMayLieInAnyOrder) {
   at::manual_seed(9);
   const auto p = draw({"slabs", {3, 30}, {20, 35}, 4, 2, 16, 16, 40});
-  const auto straight = differentiate(entry(p, attention), p.inputs, p.weights);
+  const auto straight = differentiate(entry(p, attend), p.inputs, p.weights);
   auto swapped = p;
   swapped.cu_seqlens_k = at::tensor({40, 0, 0}, at::TensorOptions().dtype(kInt));
   const auto swap = [](const Tensor& x) { return at::cat({x.narrow(0, 40, 40), x.narrow(0, 0, 40)}); };
   const auto got =
-      differentiate(entry(swapped, attention), {p.inputs[0], swap(p.inputs[1]), swap(p.inputs[2])}, p.weights);
+      differentiate(entry(swapped, attend), {p.inputs[0], swap(p.inputs[1]), swap(p.inputs[2])}, p.weights);
   EXPECT_TRUE(got.outputs[0].equal(straight.outputs[0]));
   EXPECT_TRUE(got.gradients[0].equal(straight.gradients[0]));
   for (const int i : {1, 2}) EXPECT_TRUE(swap(got.gradients[i]).equal(straight.gradients[i])) << kInputs[i];
@@ -183,9 +191,9 @@ TEST(Attention, QueryHeadsUseTheirOwnKvHead) {
   at::manual_seed(10);
   for (const std::int64_t queries : {1, 40}) {
     auto p = draw({"groups", {queries}, {40}, 6, 2, 8, 8, 40});
-    const auto before = entry(p, attention)(p.inputs)[0];
+    const auto before = entry(p, attend)(p.inputs)[0];
     p.inputs[2].select(1, 1).zero_();
-    const auto after = entry(p, attention)(p.inputs)[0];
+    const auto after = entry(p, attend)(p.inputs)[0];
     EXPECT_TRUE(after.narrow(1, 0, 3).equal(before.narrow(1, 0, 3)));
     EXPECT_EQ(after.narrow(1, 3, 3).abs().max().item<double>(), 0);
   }
@@ -198,7 +206,7 @@ TEST(Attention, ExtremeScoresStayFinite) {
       at::manual_seed(11);
       auto p = draw({"extreme", {queries}, {300}, 4, 2, 16, 16, 300});
       p.inputs[0].mul_(1e4);
-      const auto got = differentiate(entry(p, attention), to_type(p.inputs, type), p.weights);
+      const auto got = differentiate(entry(p, attend), to_type(p.inputs, type), p.weights);
       EXPECT_TRUE(got.outputs[0].isfinite().all().item<bool>());
       for (const int i : {0, 1, 2}) EXPECT_TRUE(got.gradients[i].isfinite().all().item<bool>()) << kInputs[i];
       const auto want = entry(p, attention_definition)(to_type(to_type(p.inputs, type), kDouble))[0];
@@ -212,14 +220,14 @@ TEST(Attention, NanIsNotHidden) {
   for (const std::int64_t queries : {1, 40}) {
     auto p = draw({"nan", {queries}, {40}, 2, 1, 16, 16, 40});
     p.inputs[1][5][0][3] = std::numeric_limits<double>::quiet_NaN();
-    const auto out = entry(p, attention)(to_type(p.inputs, kFloat))[0];
+    const auto out = entry(p, attend)(to_type(p.inputs, kFloat))[0];
     EXPECT_TRUE(out[queries - 1].isnan().all().item<bool>());
   }
 }
 
 TEST(Attention, RefusesWhatItCannotMean) {
   auto p = draw({"errors", {8, 2}, {10, 4}, 4, 2, 8, 8, 12});
-  const auto call = [&] { return entry(p, attention)(p.inputs); };
+  const auto call = [&] { return entry(p, attend)(p.inputs); };
   const auto expect_error = [&](const std::string& part, const auto& function) {
     try {
       function();
@@ -243,8 +251,13 @@ TEST(Attention, RefusesWhatItCannotMean) {
   expect_error("end with the number of tokens, 24", call);
   p = good;
   p.cu_seqlens_k = cu_seqlens_of({4, 4});
+  const auto short_of_one = [&] {
+    attention(good.inputs[0], good.inputs[1], good.inputs[2], good.cu_seqlens_q, good.cu_seqlens_k, good.seqused_k, 7,
+              10, 1);
+  };
+  expect_error("sequence 0 has 8 queries and 10 keys; max_seqlen_q = 7", short_of_one);
   expect_error("two sequences share the keys from row 4 on",
-               [&] { differentiate(entry(p, attention), p.inputs, p.weights); });
+               [&] { differentiate(entry(p, attend), p.inputs, p.weights); });
   EXPECT_NO_THROW(call());  // a shared prefix is fine where no gradient is asked for
 }
 

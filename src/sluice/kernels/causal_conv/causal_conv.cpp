@@ -13,6 +13,8 @@ using Optional = const std::optional<Tensor>&;
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, Optional, bool);
 using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, Optional, const Tensor&, const Tensor&,
                                                     const Tensor&, Optional, bool);
+using BackwardInto = std::tuple<Tensor, Tensor>(const Tensor&, Optional, const Tensor&, const Tensor&, const Tensor&,
+                                                Optional, bool, Tensor&);
 
 void check_inputs(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens, Optional initial_state) {
   constexpr auto op = "causal_conv";
@@ -46,6 +48,16 @@ std::tuple<Tensor, Tensor, Tensor> backward_meta(const Tensor&, Optional, const 
                                                  const Tensor& cu_seqlens, Optional, bool) {
   return {at::empty_symint(x.sym_sizes(), x.options()), at::empty_symint(weight.sym_sizes(), weight.options()),
           empty_state(x, weight, cu_seqlens)};
+}
+
+// On devices whose own path writes nowhere but to fresh memory.
+std::tuple<Tensor, Tensor> backward_into(const Tensor& grad_out, Optional grad_final_state, const Tensor& x,
+                                         const Tensor& weight, const Tensor& cu_seqlens, Optional initial_state,
+                                         bool silu, Tensor& grad_x) {
+  static const auto op = registered_operator<Backward>("sluice::causal_conv_backward");
+  auto [dx, dweight, dstate] = op.call(grad_out, grad_final_state, x, weight, cu_seqlens, initial_state, silu);
+  grad_x.copy_(dx);
+  return {dweight, dstate};
 }
 
 class Function : public torch::autograd::Function<Function> {
@@ -90,6 +102,14 @@ CausalConvOutput causal_conv(const Tensor& x, const Tensor& weight, const Tensor
   return {out, final_state};
 }
 
+CausalConvGradients causal_conv_backward(const Tensor& grad_out, Optional grad_final_state, const Tensor& x,
+                                         const Tensor& weight, const Tensor& cu_seqlens, Optional initial_state,
+                                         bool silu, Tensor& grad_x) {
+  static const auto op = registered_operator<BackwardInto>("sluice::causal_conv_backward", "into");
+  auto [dweight, dstate] = op.call(grad_out, grad_final_state, x, weight, cu_seqlens, initial_state, silu, grad_x);
+  return {dweight, dstate};
+}
+
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "causal_conv(Tensor x, Tensor weight, Tensor cu_seqlens, Tensor? initial_state, bool silu) -> (Tensor out, "
@@ -97,7 +117,12 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "causal_conv_backward(Tensor grad_out, Tensor? grad_final_state, Tensor x, Tensor weight, Tensor cu_seqlens, "
       "Tensor? initial_state, bool silu) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_initial_state)");
+  m.def(
+      "causal_conv_backward.into(Tensor grad_out, Tensor? grad_final_state, Tensor x, Tensor weight, Tensor "
+      "cu_seqlens, "
+      "Tensor? initial_state, bool silu, Tensor(a!) grad_x) -> (Tensor grad_weight, Tensor grad_initial_state)");
 }
+TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) { m.impl("causal_conv_backward.into", backward_into); }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("causal_conv", forward_meta);
   m.impl("causal_conv_backward", backward_meta);

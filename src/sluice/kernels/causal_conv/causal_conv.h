@@ -29,6 +29,15 @@ CausalConvOutput causal_conv(const Tensor& x,                             // [T,
                              const std::optional<Tensor>& initial_state,  // as final_state; none: zero
                              bool silu);
 
+// The gradients for a layer that lays out its own: that of x is written to grad_x, of x's shape and dtype, with any
+// stride between tokens, which may be x itself. Takes no part in autograd.
+struct CausalConvGradients {
+  Tensor weight, initial_state;  // initial_state: zeros where there was none
+};
+CausalConvGradients causal_conv_backward(const Tensor& grad_out, const std::optional<Tensor>& grad_final_state,
+                                         const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens,
+                                         const std::optional<Tensor>& initial_state, bool silu, Tensor& grad_x);
+
 // The equation above, sequence by sequence, in ATen, for any float type: what the words mean. Slow.
 CausalConvOutput causal_conv_definition(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens,
                                         const std::optional<Tensor>& initial_state, bool silu);

@@ -12,8 +12,8 @@ namespace sluice {
 // A handle to the registered operator "sluice::name" of the given signature. Look it up once: `static const auto op =
 // ...`.
 template <typename Signature>
-c10::TypedOperatorHandle<Signature> registered_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+c10::TypedOperatorHandle<Signature> registered_operator(const char* name, const char* overload = "") {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
 }
 
 // An optional saved tensor, back from a variable list where "none" is an undefined tensor.

@@ -90,6 +90,12 @@ __device__ inline void bulk_store_wait_read() { asm volatile("cp.async.bulk.wait
 // Until this thread's bulk stores are complete.
 __device__ inline void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+// Programmatic dependent launch. From here on in every CTA, the next kernel of the stream may start, when it was
+// launched so that it may.
+__device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Until the kernels before this one are complete.
+__device__ inline void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // A barrier among `threads` threads of the CTA; ids 1..15 (0 is __syncthreads).
 __device__ inline void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -381,9 +381,10 @@ Tensor start_state(const std::optional<Tensor>& initial_state, const Prepared& i
                        : at::zeros({sequences, in.v.size(1), in.k.size(2), in.v.size(2)}, in.v.options());
 }
 
-std::tuple<Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                                       const Tensor& beta, const Tensor& cu_seqlens,
-                                       const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm) {
+std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                               const Tensor& beta, const Tensor& cu_seqlens,
+                                               const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm,
+                                               bool output_final_state) {
   const auto bounds = checked_bounds("gated_delta_rule", cu_seqlens, v.size(0));
   const auto in = prepare(q, k, v, g, beta, scale, qk_l2norm);
   const auto [brief, lengthy] = classify(bounds);
@@ -402,7 +403,8 @@ std::tuple<Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const T
     from_chunks<scalar_t>(o, chunks, 1, out);
     state.index_copy_(0, order, carried);
   });
-  return {out.to(v.scalar_type()), state};
+  if (!output_final_state) state = at::empty({0, v.size(1), q.size(2), v.size(2)}, state.options());
+  return {out.to(v.scalar_type()), state, at::empty({0}, state.options())};
 }
 
 // Gradients of one set of chunks, added into the rows of the outputs. d_state: gradient of the final states of
@@ -496,7 +498,7 @@ Tensor through_l2norm(const Tensor& grad, const Tensor& unit, const Tensor& inve
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cpu(
     const Tensor& grad_out, const std::optional<Tensor>& grad_final_state, const Tensor& q, const Tensor& k,
     const Tensor& v, const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
-    const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm) {
+    const std::optional<Tensor>& initial_state, const Tensor& /*checkpoints*/, double scale, bool qk_l2norm) {
   const auto bounds = checked_bounds("gated_delta_rule_backward", cu_seqlens, v.size(0));
   const auto in = prepare(q, k, v, g, beta, scale, qk_l2norm);
   const auto d_out = grad_out.to(in.type);

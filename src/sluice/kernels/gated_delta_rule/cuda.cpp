@@ -23,11 +23,11 @@ __nv_bfloat16* mutable_bf16_data(const Tensor& x) { return static_cast<__nv_bflo
 
 // [T, heads, dim] with dense heads within a token and rows that start at multiples of 16 bytes; the tokens may lie
 // further apart (a slice of a wider projection). Anything else is copied.
-Tensor dense_heads(const Tensor& x) {
+bool has_dense_heads(const Tensor& x) {
   const bool dense = x.stride(2) == 1 && x.stride(1) == x.size(2);
-  const bool aligned = x.stride(0) % 8 == 0 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
-  return dense && aligned ? x : x.clone(at::MemoryFormat::Contiguous);
+  return dense && x.stride(0) % 8 == 0 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
+Tensor dense_heads(const Tensor& x) { return has_dense_heads(x) ? x : x.clone(at::MemoryFormat::Contiguous); }
 
 void check_shape(const char* name, const Tensor& x, at::IntArrayRef shape, at::ScalarType type, const Tensor& q) {
   SLUICE_CHECK(x.sizes() == shape && x.scalar_type() == type && x.device() == q.device(),
@@ -99,44 +99,65 @@ Tensor workspace(size_t bytes, const Tensor& like) {
   return at::empty({static_cast<std::int64_t>(bytes)}, like.options().dtype(at::kByte));
 }
 
-std::tuple<Tensor, Tensor> gated_delta_rule_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                                                 const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
-                                                 double scale, bool qk_l2norm) {
+std::tuple<Tensor, Tensor, Tensor> gated_delta_rule_cuda(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                         const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                                         Optional initial_state, double scale, bool qk_l2norm,
+                                                         bool output_final_state) {
   const c10::cuda::CUDAGuard device(q.device());
   const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
   GatedDeltaParams params = make_params(inputs, scale, qk_l2norm);
   const Tensor out = at::empty(v.sizes(), v.options());
-  const Tensor final_state = at::empty({params.sequences, v.size(1), q.size(2), v.size(2)}, g.options());
+  const Tensor final_state =
+      at::empty({output_final_state ? params.sequences : 0, v.size(1), q.size(2), v.size(2)}, g.options());
+  const Tensor checkpoints =
+      at::empty({gated_delta_rule_checkpoints(params), v.size(1), q.size(2), v.size(2)}, g.options());
   params.out = mutable_bf16_data(out);
-  params.final_state = final_state.mutable_data_ptr<float>();
+  params.final_state = output_final_state ? final_state.mutable_data_ptr<float>() : nullptr;
+  params.checkpoints = checkpoints.mutable_data_ptr<float>();
   const Tensor scratch = workspace(gated_delta_rule_workspace_bytes(params), q);
   params.workspace = scratch.mutable_data_ptr();
   check_launch(launch_gated_delta_rule_sm90(params, c10::cuda::getCurrentCUDAStream()));
-  return {out, final_state};
+  return {out, final_state, checkpoints};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_backward_cuda(
-    const Tensor& grad_out, Optional grad_final_state, const Tensor& q, const Tensor& k, const Tensor& v,
-    const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state, double scale,
-    bool qk_l2norm) {
+void check_gradient(const char* name, const Tensor& grad, const Tensor& x) {
+  check_shape(name, grad, x.sizes(), kBFloat16, x);
+  SLUICE_CHECK(has_dense_heads(grad),
+               "gated_delta_rule_backward: {} {} must have dense heads and rows that start at multiples of 16 bytes",
+               name, describe(grad));
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Optional grad_final_state,
+                                                      const Tensor& q, const Tensor& k, const Tensor& v,
+                                                      const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                                      Optional initial_state, const Tensor& checkpoints, double scale,
+                                                      bool qk_l2norm, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
   const c10::cuda::CUDAGuard device(q.device());
   const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
   GatedDeltaBackwardParams params{};
   params.forward = make_params(inputs, scale, qk_l2norm);
   check_shape("grad_out", grad_out, v.sizes(), kBFloat16, q);
-  const Tensor out_grad = dense_heads(grad_out).contiguous();
+  check_gradient("grad_q", grad_q, q);
+  check_gradient("grad_k", grad_k, k);
+  check_gradient("grad_v", grad_v, v);
+  check_shape("checkpoints", checkpoints,
+              {gated_delta_rule_checkpoints(params.forward), v.size(1), q.size(2), v.size(2)}, kFloat, q);
+  const Tensor out_grad = dense_heads(grad_out);
   const std::vector<int64_t> state_shape{params.forward.sequences, v.size(1), q.size(2), v.size(2)};
   if (grad_final_state) check_shape("grad_final_state", *grad_final_state, state_shape, kFloat, q);
   const Tensor state_grad = grad_final_state ? grad_final_state->contiguous() : Tensor();
   params.grad_out = bf16_data(out_grad);
   params.grad_final_state = state_grad.defined() ? state_grad.const_data_ptr<float>() : nullptr;
 
-  const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options());
-  const Tensor grad_v = at::empty(v.sizes(), v.options());
   const Tensor grad_g = at::empty(g.sizes(), g.options()), grad_beta = at::empty(beta.sizes(), beta.options());
   // Without an initial state nobody asks for its gradient: zeros that take no memory stand in for it.
   const Tensor grad_initial_state =
       initial_state ? at::empty(state_shape, g.options()) : at::zeros({}, g.options()).expand(state_shape);
+  params.forward.checkpoints = const_cast<float*>(checkpoints.const_data_ptr<float>());  // only read
+  params.grad_out_stride = out_grad.stride(0);
+  params.grad_q_stride = grad_q.stride(0);
+  params.grad_k_stride = grad_k.stride(0);
+  params.grad_v_stride = grad_v.stride(0);
   params.grad_q = mutable_bf16_data(grad_q);
   params.grad_k = mutable_bf16_data(grad_k);
   params.grad_v = mutable_bf16_data(grad_v);
@@ -146,12 +167,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   const Tensor scratch = workspace(gated_delta_rule_backward_workspace_bytes(params.forward), q);
   params.forward.workspace = scratch.mutable_data_ptr();
   check_launch(launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  return {grad_g, grad_beta, grad_initial_state};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(
+    const Tensor& grad_out, Optional grad_final_state, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state, const Tensor& checkpoints,
+    double scale, bool qk_l2norm) {
+  Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options());
+  Tensor grad_v = at::empty(v.sizes(), v.options());
+  auto [grad_g, grad_beta, grad_initial_state] =
+      backward_into_cuda(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, initial_state, checkpoints, scale,
+                         qk_l2norm, grad_q, grad_k, grad_v);
   return {grad_q, grad_k, grad_v, grad_g, grad_beta, grad_initial_state};
 }
 
 TORCH_LIBRARY_IMPL(sluice, CUDA, m) {
   m.impl("gated_delta_rule", gated_delta_rule_cuda);
-  m.impl("gated_delta_rule_backward", gated_delta_rule_backward_cuda);
+  m.impl("gated_delta_rule_backward", backward_cuda);
+  m.impl("gated_delta_rule_backward.into", backward_into_cuda);
 }
 
 }  // namespace

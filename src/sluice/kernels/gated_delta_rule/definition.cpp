@@ -31,7 +31,7 @@ GatedDeltaOutput gated_delta_rule_definition(const Tensor& q, const Tensor& k, c
     states.push_back(state);
   }
   const auto out = outputs.empty() ? at::zeros_like(v) : at::stack(outputs).to(v.scalar_type());
-  return {out, states.empty() ? at::zeros({0, heads, q.size(2), v.size(2)}, values.options()) : at::stack(states)};
+  return {out, states.empty() ? at::zeros({0, heads, q.size(2), v.size(2)}, values.options()) : at::stack(states), {}};
 }
 
 }  // namespace sluice

@@ -9,12 +9,16 @@ namespace sluice {
 namespace {
 
 using Optional = const std::optional<Tensor>&;
-using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                           const Tensor&, Optional, double, bool);
+using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                   const Tensor&, const Tensor&, Optional, double, bool, bool);
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(const Tensor&, Optional, const Tensor&,
                                                                             const Tensor&, const Tensor&, const Tensor&,
                                                                             const Tensor&, const Tensor&, Optional,
-                                                                            double, bool);
+                                                                            const Tensor&, double, bool);
+using BackwardInto = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, Optional, const Tensor&, const Tensor&,
+                                                        const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                        Optional, const Tensor&, double, bool, Tensor&, Tensor&,
+                                                        Tensor&);
 
 void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                   const Tensor& cu_seqlens, Optional initial_state) {
@@ -41,19 +45,21 @@ void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
   }
 }
 
-std::tuple<Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                                        const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state, double,
-                                        bool) {
+std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                                const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
+                                                double, bool, bool output_final_state) {
   check_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
+  const auto sequences = output_final_state ? cu_seqlens.sym_size(0) - 1 : c10::SymInt(0);
   return {at::empty_symint(v.sym_sizes(), v.options()),
-          at::empty_symint({cu_seqlens.sym_size(0) - 1, v.sym_size(1), q.sym_size(2), v.sym_size(2)}, g.options())};
+          at::empty_symint({sequences, v.sym_size(1), q.sym_size(2), v.sym_size(2)}, g.options()),
+          at::empty({0}, g.options())};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_meta(const Tensor&, Optional, const Tensor& q,
                                                                          const Tensor& k, const Tensor& v,
                                                                          const Tensor& g, const Tensor& beta,
-                                                                         const Tensor& cu_seqlens, Optional, double,
-                                                                         bool) {
+                                                                         const Tensor& cu_seqlens, Optional,
+                                                                         const Tensor&, double, bool) {
   const auto like = [](const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); };
   return {like(q),
           like(k),
@@ -68,58 +74,97 @@ class Function : public torch::autograd::Function<Function> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& q,
                                                 const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                                                 const Tensor& cu_seqlens, Optional initial_state, double scale,
-                                                bool qk_l2norm) {
+                                                bool qk_l2norm, bool output_final_state) {
     static const auto op = registered_operator<Forward>("sluice::gated_delta_rule");
     const at::AutoDispatchBelowAutograd below;
-    auto [out, final_state] = op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
-    context->save_for_backward({q, k, v, g, beta, cu_seqlens, initial_state.value_or(Tensor())});
+    auto [out, final_state, checkpoints] =
+        op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm, output_final_state);
+    context->save_for_backward({q, k, v, g, beta, cu_seqlens, initial_state.value_or(Tensor()), checkpoints});
     context->saved_data["scale"] = scale;
     context->saved_data["qk_l2norm"] = qk_l2norm;
+    context->saved_data["output_final_state"] = output_final_state;
+    context->mark_non_differentiable({checkpoints});
     context->set_materialize_grads(false);
-    return {out, final_state};
+    return {out, final_state, checkpoints};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     static const auto op = registered_operator<Backward>("sluice::gated_delta_rule_backward");
     const auto saved = context->get_saved_variables();
-    const auto& [q, k, v, g, beta, cu_seqlens, state] =
-        std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6]);
+    const auto& [q, k, v, g, beta, cu_seqlens, state, checkpoints] =
+        std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], saved[7]);
     const auto grad_out = grads[0].defined() ? grads[0] : at::zeros_like(v);
+    const auto grad_final_state =
+        context->saved_data["output_final_state"].toBool() ? defined_or_none(grads[1]) : std::nullopt;
     auto [dq, dk, dv, dg, dbeta, dstate] =
-        op.call(grad_out, defined_or_none(grads[1]), q, k, v, g, beta, cu_seqlens, defined_or_none(state),
+        op.call(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, defined_or_none(state), checkpoints,
                 context->saved_data["scale"].toDouble(), context->saved_data["qk_l2norm"].toBool());
-    return {dq, dk, dv, dg, dbeta, Tensor(), state.defined() ? dstate : Tensor(), Tensor(), Tensor()};
+    return {dq, dk, dv, dg, dbeta, Tensor(), state.defined() ? dstate : Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
-std::tuple<Tensor, Tensor> forward_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                                            const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
-                                            double scale, bool qk_l2norm) {
+std::tuple<Tensor, Tensor, Tensor> forward_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                                    const Tensor& beta, const Tensor& cu_seqlens,
+                                                    Optional initial_state, double scale, bool qk_l2norm,
+                                                    bool output_final_state) {
   check_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
-  auto outputs = Function::apply(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
-  return {outputs[0], outputs[1]};
+  auto outputs = Function::apply(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm, output_final_state);
+  return {outputs[0], outputs[1], outputs[2]};
+}
+
+// On devices whose own path writes nowhere but to fresh memory.
+std::tuple<Tensor, Tensor, Tensor> backward_into(const Tensor& grad_out, Optional grad_final_state, const Tensor& q,
+                                                 const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                                                 const Tensor& cu_seqlens, Optional initial_state,
+                                                 const Tensor& checkpoints, double scale, bool qk_l2norm,
+                                                 Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+  static const auto op = registered_operator<Backward>("sluice::gated_delta_rule_backward");
+  auto [dq, dk, dv, dg, dbeta, dstate] =
+      op.call(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, initial_state, checkpoints, scale, qk_l2norm);
+  grad_q.copy_(dq);
+  grad_k.copy_(dk);
+  grad_v.copy_(dv);
+  return {dg, dbeta, dstate};
 }
 
 }  // namespace
 
 GatedDeltaOutput gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                                   const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state, double scale,
-                                  bool qk_l2norm) {
+                                  bool qk_l2norm, bool output_final_state) {
   static const auto op = registered_operator<Forward>("sluice::gated_delta_rule");
-  auto [out, final_state] = op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
-  return {out, final_state};
+  auto [out, final_state, checkpoints] =
+      op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm, output_final_state);
+  return {out, final_state, checkpoints};
+}
+
+GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                                              const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                              Optional initial_state, const Tensor& checkpoints, double scale,
+                                              bool qk_l2norm, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+  static const auto op = registered_operator<BackwardInto>("sluice::gated_delta_rule_backward", "into");
+  auto [dg, dbeta, dstate] = op.call(grad_out, std::nullopt, q, k, v, g, beta, cu_seqlens, initial_state, checkpoints,
+                                     scale, qk_l2norm, grad_q, grad_k, grad_v);
+  return {dg, dbeta, dstate};
 }
 
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, "
-      "float scale, bool qk_l2norm) -> (Tensor out, Tensor final_state)");
+      "float scale, bool qk_l2norm, bool output_final_state=True) -> (Tensor out, Tensor final_state, Tensor "
+      "checkpoints)");
   m.def(
       "gated_delta_rule_backward(Tensor grad_out, Tensor? grad_final_state, Tensor q, Tensor k, Tensor v, Tensor g, "
-      "Tensor beta, Tensor cu_seqlens, Tensor? initial_state, float scale, bool qk_l2norm) -> (Tensor grad_q, "
-      "Tensor grad_k, Tensor grad_v, Tensor grad_g, Tensor grad_beta, Tensor grad_initial_state)");
+      "Tensor beta, Tensor cu_seqlens, Tensor? initial_state, Tensor checkpoints, float scale, bool qk_l2norm) -> "
+      "(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_g, Tensor grad_beta, Tensor grad_initial_state)");
+  m.def(
+      "gated_delta_rule_backward.into(Tensor grad_out, Tensor? grad_final_state, Tensor q, Tensor k, Tensor v, Tensor "
+      "g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, Tensor checkpoints, float scale, bool qk_l2norm, "
+      "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> (Tensor grad_g, Tensor grad_beta, Tensor "
+      "grad_initial_state)");
 }
+TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) { m.impl("gated_delta_rule_backward.into", backward_into); }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("gated_delta_rule", forward_meta);
   m.impl("gated_delta_rule_backward", backward_meta);

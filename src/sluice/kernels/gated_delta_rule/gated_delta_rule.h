@@ -17,7 +17,8 @@ namespace sluice {
 
 struct GatedDeltaOutput {
   Tensor out;          // [T, Hv, V], dtype of v
-  Tensor final_state;  // [N, Hv, K, V], float32 (float64 when v is)
+  Tensor final_state;  // [N, Hv, K, V], float32 (float64 when v is); [0, Hv, K, V] when not wanted
+  Tensor checkpoints;  // what the backward pass takes besides the inputs, in a form of the device's own
 };
 
 // float32, bfloat16 or float64 inputs; products and state are float32, or float64 when v is.
@@ -33,7 +34,20 @@ GatedDeltaOutput gated_delta_rule(
     const Tensor& cu_seqlens,                    // [N + 1] int32: 0, end of each sequence, last T
     const std::optional<Tensor>& initial_state,  // [N, Hv, K, V] as final_state; none: zero
     double scale,                                // on q, usually K^-1/2
-    bool qk_l2norm);                             // divide each q and k by sqrt(sum of squares + 1e-6) first
+    bool qk_l2norm,                              // divide each q and k by sqrt(sum of squares + 1e-6) first
+    bool output_final_state = true);             // of thousands of sequences it is gigabytes
+
+// The gradients of a loss on `out` for a layer that lays out its own: those of q, k and v are written to grad_q, grad_k
+// and grad_v, of their shapes and dtype with dense heads and any stride between tokens, which may be q, k and v
+// themselves. Takes no part in autograd.
+struct GatedDeltaGradients {
+  Tensor g, beta, initial_state;  // initial_state: zeros where there was none
+};
+GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                                              const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                              const std::optional<Tensor>& initial_state, const Tensor& checkpoints,
+                                              double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
+                                              Tensor& grad_v);
 
 // The equation above, token by token, in ATen, for any float type: what the words mean. Slow.
 GatedDeltaOutput gated_delta_rule_definition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,

@@ -25,19 +25,23 @@ struct GatedDeltaParams {
   float scale;
   bool qk_l2norm;   // q and k are divided by sqrt(sum of squares + 1e-6) first
   void* workspace;  // gated_delta_rule_workspace_bytes, aligned to 1024 bytes
+  // [gated_delta_rule_checkpoints, Hv, K, V]: the state inside long sequences, written by the forward pass and read by
+  // the backward pass, which works on a segment of the tokens at a time
+  float* checkpoints;
 
   __nv_bfloat16* out;  // [T, Hv, V]
-  float* final_state;  // [n, Hv, K, V]
+  float* final_state;  // [n, Hv, K, V], or null when not wanted
 };
 
 struct GatedDeltaBackwardParams {
   GatedDeltaParams forward;       // its out and final_state are not used; workspace of the backward's size
   const __nv_bfloat16* grad_out;  // [T, Hv, V]
   const float* grad_final_state;  // [n, Hv, K, V], or null for zeros
+  int64_t grad_out_stride, grad_q_stride, grad_k_stride, grad_v_stride;  // elements between tokens, as q_stride
 
-  __nv_bfloat16* grad_q;      // [T, Hk, K]
-  __nv_bfloat16* grad_k;      // [T, Hk, K]
-  __nv_bfloat16* grad_v;      // [T, Hv, V]
+  __nv_bfloat16* grad_q;      // [T, Hk, K], may be q itself
+  __nv_bfloat16* grad_k;      // [T, Hk, K], may be k itself
+  __nv_bfloat16* grad_v;      // [T, Hv, V], may be v itself
   float* grad_g;              // [T, Hv]
   float* grad_beta;           // [T, Hv]
   float* grad_initial_state;  // [n, Hv, K, V], or null when not wanted
@@ -46,6 +50,8 @@ struct GatedDeltaBackwardParams {
 // Empty when the Hopper kernels can run it, otherwise what stands in the way.
 std::string_view why_unsupported(const GatedDeltaParams& params);
 
+// Of the current device.
+int32_t gated_delta_rule_checkpoints(const GatedDeltaParams& params);
 size_t gated_delta_rule_workspace_bytes(const GatedDeltaParams& params);
 size_t gated_delta_rule_backward_workspace_bytes(const GatedDeltaParams& params);
 

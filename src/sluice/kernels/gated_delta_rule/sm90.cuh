@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "sluice/kernels/common/packing.cuh"
 #include "sluice/kernels/common/sm90_copy.cuh"
 #include "sluice/kernels/common/sm90_wgmma.cuh"
 #include "sluice/kernels/gated_delta_rule/params.h"
@@ -39,26 +40,48 @@ enum Factor {
   kFactors = 5,
 };
 
-// Intermediate results in global memory. `chunks` is the bound T / 64 + n: the true number is known on the device
-// alone.
+// The chunks of all sequences, one behind the other, are cut into segments of `segment_chunks`, which differ from
+// sequences. Both passes work on one segment at a time, the backward pass from the last to the first, so that their
+// intermediate results take the memory of few. The state at a segment's start is a checkpoint, which the forward pass
+// leaves to the next segment and to the backward pass; its gradient at the end comes from the segment after (carry).
+// While a walk goes along one segment, on part of the multiprocessors, `prepare` works on the next on the others.
+//
+// Intermediate results in global memory. `chunks` is the number of a segment; the index of a chunk in it is the place
+// in the segment.
 struct Workspace {
-  int32_t* first_chunk;  // [n + 1], of each sequence; the last is the number of chunks
-  int2* chunk_rows;      // [chunks]: first token, number of tokens
-  bf16* inverse;         // [chunks, Hv] tiles [64, 64]: N
-  bf16* scores;          // [chunks, Hv] tiles [64, 64]: P
-  float* factors;        // [chunks, Hv, kFactors, 64]
-  float* norms;          // [chunks, Hk, 2, 64]: rk, rq
+  int32_t* first_chunk;     // [n + 1], of each sequence; the last is the number of chunks
+  int2* chunk_rows;         // [all chunks]: first token, number of tokens
+  int2* segment_sequences;  // [segments]: first sequence and one past the last of which a segment holds chunks
+  // Of `prepare`; two places, which segments take in turn:
+  bf16* inverse;   // [chunks, Hv] tiles [64, 64]: N
+  bf16* scores;    // [chunks, Hv] tiles [64, 64]: P
+  float* factors;  // [chunks, Hv, kFactors, 64]
+  float* norms;    // [chunks, Hk, 2, 64]: rk, rq
   // Backward alone:
-  bf16* error;       // [T, Hv, V]: E
+  bf16* error;       // [64 chunks, Hv, V]: E, by token from the segment's first
   bf16* state;       // [chunks, Hv, 2 (V half), 2 (K half)] tiles [64 v, 64 k]: S at the chunk's start
   bf16* state_grad;  // likewise: gradient of S at the chunk's end
+  float* carry;      // [2, Hv, K, V]: gradient of the state at a segment's start, those of odd segments second
+  int segments, segment_chunks;
+  int segment;         // the one in work
+  size_t place_bytes;  // between the two places
   size_t bytes;
-};
-Workspace make_workspace(const GatedDeltaParams& params, bool backward);
 
+  __device__ int segment_begin() const { return segment * segment_chunks; }  // the segment's first chunk
+  __device__ int segment_end(int sequences) const {
+    return min(segment_begin() + segment_chunks, first_chunk[sequences]);
+  }
+};
+Workspace make_workspace(const GatedDeltaParams& params, bool backward);  // with the first segment in work
+Workspace with_segment(Workspace workspace, int segment);
+
+// Of chunks: the true number is known on the device alone.
 inline int chunk_bound(const GatedDeltaParams& params) { return params.tokens / kChunk + params.sequences; }
 
-cudaError_t launch_prepare(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
+cudaError_t launch_index(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
+// Key heads [first, last). `beside`: may begin once the kernel before has begun, a walk along another segment.
+cudaError_t launch_prepare(const GatedDeltaParams& params, const Workspace& workspace, int first, int last, bool beside,
+                           cudaStream_t stream);
 
 // What a walk along the chunks of a sequence does (sm90_forward.cu).
 enum class Walk { kOutput, kStates };
@@ -68,12 +91,8 @@ cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const W
                                  cudaStream_t stream);
 cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, cudaStream_t stream);
 
-// A sequence's tokens; `index_chunks` has checked the boundaries.
-struct Span {
-  int first, last;
-};
-__device__ inline Span sequence_span(const GatedDeltaParams& params, int sequence) {
-  return {params.cu_seqlens[sequence], params.cu_seqlens[sequence + 1]};
+__device__ inline PackView pack_of(const GatedDeltaParams& params) {
+  return {params.cu_seqlens, params.sequences, params.tokens};
 }
 
 // Copies a [64, 64] tile of token rows; rows from `rows` on become zeros. `source` points at the first row and column;

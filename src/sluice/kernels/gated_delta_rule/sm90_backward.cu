@@ -16,6 +16,12 @@ constexpr int kStagingTiles = 3;  // one [64 t, 64 v] of dV, two of dS
 template <int kGroups>
 using Layout = WalkLayout<kGroups, true, kStagingTiles>;
 
+// The gradient of the state at the start of a segment, written by it and read by the one before. Two places in turn: in
+// one segment one sequence may read and another write.
+__device__ float* carried(const GatedDeltaParams& params, const Workspace& workspace, int head, int segment) {
+  return workspace.carry + (static_cast<int64_t>(segment % 2) * params.value_heads + head) * kHeadDim * kHeadDim;
+}
+
 template <int kGroups>
 __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const Workspace& workspace, uint8_t* memory,
                                int group, int thread) {
@@ -28,14 +34,16 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
 
   RingPosition<Layout::kStages> ring;
   RingPosition<1> turn;  // of the staging area
-  for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
+  for (int index = blockIdx.x; index < walk_items<kGroups>(params, workspace); index += gridDim.x) {
     const WalkItem item = walk_item<kGroups>(params, workspace, index);
     const int column = (item.group + group) * kHalf;
     const int64_t state_block =
         (static_cast<int64_t>(item.sequence) * params.value_heads + item.head) * kHeadDim * kHeadDim;
 
     float state[64];  // dS^T [64 v, 128 k]
-    load_state(state, backward.grad_final_state ? backward.grad_final_state + state_block : nullptr, column, thread);
+    const float* end = backward.grad_final_state ? backward.grad_final_state + state_block : nullptr;
+    if (!item.ends) end = carried(params, workspace, item.head, workspace.segment + 1);
+    load_state(state, end, column, thread);
 
     for (int i = item.chunks - 1; i >= 0; --i, ring.advance()) {
       const uint32_t stage = shared + ring.stage * Stage::bytes;
@@ -102,7 +110,9 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       barrier_arrive(Layout::empty(shared, ring.stage));
       turn.advance();
     }
-    if (backward.grad_initial_state) store_state(backward.grad_initial_state + state_block, state, column, thread);
+    float* begin = backward.grad_initial_state ? backward.grad_initial_state + state_block : nullptr;
+    if (!item.starts) begin = carried(params, workspace, item.head, workspace.segment);
+    if (begin) store_state(begin, state, column, thread);
   }
 }
 
@@ -114,16 +124,17 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads,
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   Layout::init(shared);
+  allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
   if (warpgroup == kGroups) {
     if constexpr (kGroups == 2) registers_decrease<56>();
     const int storer = thread / 32 - kLoaders / 32;  // its group
     if (thread < kLoaders) {
-      const int64_t stride = static_cast<int64_t>(params.forward.value_heads) * kHeadDim;
-      load_chunks<Layout, kGroups, true, true>(params.forward, workspace, params.grad_out, stride, shared, thread);
+      load_chunks<Layout, kGroups, true, true>(params.forward, workspace, params.grad_out, params.grad_out_stride,
+                                               shared, thread);
     } else if (storer < kGroups) {
-      store_chunks<Layout, kGroups, true>(params.forward, workspace, params.grad_v, workspace.state_grad, memory,
-                                          storer, thread % 32);
+      store_chunks<Layout, kGroups, true>(params.forward, workspace, params.grad_v, params.grad_v_stride, 0,
+                                          workspace.state_grad, memory, storer, thread % 32);
     }
   } else {
     if constexpr (kGroups == 2) registers_increase<224>();
@@ -141,7 +152,7 @@ cudaError_t launch(const GatedDeltaBackwardParams& params, const Workspace& work
       error != cudaSuccess) {
     return error;
   }
-  const int grid = std::min(walk_items<kGroups>(params.forward), multiprocessors);
+  const int grid = std::min(walk_items<kGroups>(params.forward, params.forward.sequences), multiprocessors);
   kernel<<<grid, Layout::kThreads, Layout::bytes, stream>>>(params, workspace);
   return cudaGetLastError();
 }

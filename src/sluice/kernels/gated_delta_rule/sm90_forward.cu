@@ -17,6 +17,11 @@ constexpr int kStagingTiles = kWalk == Walk::kOutput ? 1 : 3;
 template <Walk kWalk, int kGroups>
 using Layout = WalkLayout<kGroups, kWalk == Walk::kOutput, kStagingTiles<kWalk>>;
 
+// The state at the start of a segment that does not begin with its sequence.
+__device__ float* checkpoint(const GatedDeltaParams& params, int head, int segment) {
+  return params.checkpoints + (static_cast<int64_t>(segment - 1) * params.value_heads + head) * kHeadDim * kHeadDim;
+}
+
 template <Walk kWalk, int kGroups>
 __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& workspace, uint8_t* memory, int group,
                                int thread) {
@@ -29,14 +34,16 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
 
   RingPosition<Layout::kStages> ring;
   RingPosition<1> turn;  // of the staging area
-  for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
+  for (int index = blockIdx.x; index < walk_items<kGroups>(params, workspace); index += gridDim.x) {
     const WalkItem item = walk_item<kGroups>(params, workspace, index);
     const int column = (item.group + group) * kHalf;
     const int64_t state_block =
         (static_cast<int64_t>(item.sequence) * params.value_heads + item.head) * kHeadDim * kHeadDim;
 
     float state[64];  // S^T [64 v, 128 k]
-    load_state(state, params.initial_state ? params.initial_state + state_block : nullptr, column, thread);
+    const float* start = params.initial_state ? params.initial_state + state_block : nullptr;
+    if (!item.starts) start = checkpoint(params, item.head, workspace.segment);
+    load_state(state, start, column, thread);
 
     for (int i = 0; i < item.chunks; ++i, ring.advance()) {
       const uint32_t stage = shared + ring.stage * Stage::bytes;
@@ -111,7 +118,11 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
       }
       turn.advance();
     }
-    if constexpr (kOutput) store_state(params.final_state + state_block, state, column, thread);
+    if constexpr (kOutput) {
+      float* end = params.final_state ? params.final_state + state_block : nullptr;
+      if (!item.ends) end = checkpoint(params, item.head, workspace.segment + 1);
+      if (end) store_state(end, state, column, thread);
+    }
   }
 }
 
@@ -123,6 +134,7 @@ __global__ __launch_bounds__(Layout<kWalk, kGroups>::kThreads,
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   Layout::init(shared);
+  allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
   if (warpgroup == kGroups) {
     if constexpr (kGroups == 2) registers_decrease<56>();
@@ -131,9 +143,11 @@ __global__ __launch_bounds__(Layout<kWalk, kGroups>::kThreads,
       load_chunks<Layout, kGroups, kWalk == Walk::kOutput, false>(params, workspace, params.v, params.v_stride, shared,
                                                                   thread);
     } else if (storer < kGroups) {
-      store_chunks<Layout, kGroups, false>(params, workspace, kWalk == Walk::kOutput ? params.out : workspace.error,
-                                           kWalk == Walk::kOutput ? nullptr : workspace.state, memory, storer,
-                                           thread % 32);
+      constexpr bool kOutput = kWalk == Walk::kOutput;
+      store_chunks<Layout, kGroups, false>(params, workspace, kOutput ? params.out : workspace.error,
+                                           static_cast<int64_t>(params.value_heads) * kHeadDim,
+                                           kOutput ? 0 : segment_token(params, workspace),
+                                           kOutput ? nullptr : workspace.state, memory, storer, thread % 32);
     }
   } else {
     if constexpr (kGroups == 2) registers_increase<224>();
@@ -151,7 +165,7 @@ cudaError_t launch(const GatedDeltaParams& params, const Workspace& workspace, i
       error != cudaSuccess) {
     return error;
   }
-  const int grid = std::min(walk_items<kGroups>(params), multiprocessors);
+  const int grid = std::min(walk_items<kGroups>(params, params.sequences), multiprocessors);
   kernel<<<grid, Layout::kThreads, Layout::bytes, stream>>>(params, workspace);
   return cudaGetLastError();
 }

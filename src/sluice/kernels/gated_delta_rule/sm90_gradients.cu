@@ -49,8 +49,8 @@ __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspac
                         int thread) {
   const GatedDeltaParams& params = backward.forward;
   const int heads = params.value_heads / params.key_heads;
-  const int64_t stride = static_cast<int64_t>(params.value_heads) * kHeadDim;
-  const int items = workspace.first_chunk[params.sequences] * params.key_heads;
+  const int items = gradient_items(params, workspace);
+  const int error_token = segment_token(params, workspace);
   RingPosition<kSlots> ring;
   RingPosition<1> keys;
   for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
@@ -71,7 +71,10 @@ __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspac
           const bf16* source = slot == kOutGrad ? backward.grad_out
                                : slot == kError ? workspace.error
                                                 : backward.grad_v;
-          source += item.first * stride + head * kHeadDim;
+          const int64_t stride = slot == kOutGrad ? backward.grad_out_stride
+                                 : slot == kError ? static_cast<int64_t>(params.value_heads) * kHeadDim
+                                                  : backward.grad_v_stride;
+          source += (slot == kError ? item.first - error_token : item.first) * stride + head * kHeadDim;
           if (thread == 0) {
             const uint32_t bytes = sizeof(shared.gates[0]);
             barrier_arrive_expect(full, slot == kError ? bytes : 0);
@@ -147,7 +150,7 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
   const GatedDeltaParams& params = backward.forward;
   const int warp = thread / 32, lane = thread % 32;
   const int heads = params.value_heads / params.key_heads;
-  const int items = workspace.first_chunk[params.sequences] * params.key_heads;
+  const int items = gradient_items(params, workspace);
 
   SlotReader slots{shared, lane, {}};
   RingPosition<1> keys;
@@ -201,7 +204,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
   const GatedDeltaParams& params = backward.forward;
   const int warp = thread / 32, lane = thread % 32;
   const int heads = params.value_heads / params.key_heads;
-  const int items = workspace.first_chunk[params.sequences] * params.key_heads;
+  const int items = gradient_items(params, workspace);
   const uint32_t k_tile = shared_address(shared.k) + half * kTile, q_tile = shared_address(shared.q) + half * kTile;
   const uint32_t staging = shared_address(shared.staging);
   const int row = 16 * warp + lane / 4;
@@ -331,8 +334,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     }
     barrier_arrive(shared_address(&shared.keys_empty));
 
-    const int64_t stride = static_cast<int64_t>(params.key_heads) * kHeadDim;
-    const auto write_out = [&](bf16* destination, const float(&grad)[32], const uint32_t(&rows)[4][4],
+    const auto write_out = [&](bf16* destination, int64_t stride, const float(&grad)[32], const uint32_t(&rows)[4][4],
                                const float(&projection)[2]) {
       uint32_t pairs[4][4];
 #pragma unroll
@@ -346,8 +348,8 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
                                    item.rows, shared.staging + half * kTile, thread);
       named_barrier(1 + half, kWarpgroup);
     };
-    write_out(backward.grad_q, q_grad, q_rows, q_projection);
-    write_out(backward.grad_k, k_grad, k_rows, k_projection);
+    write_out(backward.grad_q, backward.grad_q_stride, q_grad, q_rows, q_projection);
+    write_out(backward.grad_k, backward.grad_k_stride, k_grad, k_rows, k_projection);
     // With more value heads, the sums' barrier of the next item keeps its gradients of the scores out of staging until
     // here.
     if (heads == 1) named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);
@@ -392,7 +394,7 @@ cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Works
       error != cudaSuccess) {
     return error;
   }
-  const int grid = std::min(chunk_bound(params.forward) * params.forward.key_heads, multiprocessors);
+  const int grid = std::min(workspace.segment_chunks * params.forward.key_heads, multiprocessors);
   gradients<<<grid, kThreads, kBytes, stream>>>(params, workspace);
   return cudaGetLastError();
 }

@@ -42,13 +42,16 @@ struct GradientStorage {
 static_assert(sizeof(GradientStorage) <= 227 * 1024, "shared memory of one multiprocessor");
 
 struct GradientItem {
-  int chunk, key_head;
-  int64_t first;  // token
+  int chunk, key_head;  // the chunk's place in the segment
+  int64_t first;        // token
   int rows;
 };
+__device__ inline int gradient_items(const GatedDeltaParams& params, const Workspace& workspace) {
+  return (workspace.segment_end(params.sequences) - workspace.segment_begin()) * params.key_heads;
+}
 __device__ inline GradientItem gradient_item(const GatedDeltaParams& params, const Workspace& workspace, int index) {
   const int chunk = index / params.key_heads;
-  const int2 rows = workspace.chunk_rows[chunk];
+  const int2 rows = workspace.chunk_rows[workspace.segment_begin() + chunk];
   return {chunk, index % params.key_heads, rows.x, rows.y};
 }
 

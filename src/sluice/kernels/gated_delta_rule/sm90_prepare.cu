@@ -2,8 +2,6 @@
 // What can be computed for every chunk at once: the list of chunks, and per chunk the matrices N and P and the factors
 // of sm90.cuh. A CTA of one warpgroup owns a chunk and a key head: K K^T and Q K^T are computed once, then used for
 // each of the key head's value heads. Traffic: q and k read once, 16 KiB + 1.25 KiB written a chunk and value head.
-#include <cstdio>
-
 #include "sluice/kernels/gated_delta_rule/sm90.cuh"
 
 namespace sluice::sm90 {
@@ -11,17 +9,17 @@ namespace {
 
 constexpr int kIndexThreads = 1024;
 
-// The boundaries lie on the device, unseen by the host. Wrong ones would send every later access astray: stop here.
-__device__ void check_span(const GatedDeltaParams& params, int sequence, Span span) {
-  const bool starts = sequence > 0 || span.first == 0;
-  const bool ends = sequence + 1 < params.sequences || span.last == params.tokens;
-  if (starts && ends && 0 <= span.first && span.first <= span.last && span.last <= params.tokens) return;
-  printf("gated_delta_rule: cu_seqlens must rise from 0 to the number of tokens, %d; sequence %d of %d has [%d, %d)\n",
-         params.tokens, sequence, params.sequences, span.first, span.last);
-  __trap();
+// The sequence that holds a chunk: the last that starts at or before it.
+__device__ int sequence_of(const Workspace& workspace, int sequences, int chunk) {
+  int low = 0, high = sequences;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (workspace.first_chunk[middle] <= chunk ? low : high) = middle;
+  }
+  return low;
 }
 
-// Fills first_chunk and chunk_rows. One CTA.
+// Fills first_chunk, chunk_rows and segment_sequences. One CTA.
 __global__ void index_chunks(GatedDeltaParams params, Workspace workspace) {
   __shared__ int32_t warp_sum[32];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -30,8 +28,8 @@ __global__ void index_chunks(GatedDeltaParams params, Workspace workspace) {
     const int sequence = base + thread;
     int count = 0;
     if (sequence < params.sequences) {
-      const Span span = sequence_span(params, sequence);
-      check_span(params, sequence, span);
+      const Span span = sequence_span(pack_of(params), sequence);
+      check_span("gated_delta_rule", pack_of(params), sequence);
       count = (span.last - span.first + kChunk - 1) / kChunk;
     }
     int sum = count;
@@ -54,14 +52,22 @@ __global__ void index_chunks(GatedDeltaParams params, Workspace workspace) {
   if (thread == 0) workspace.first_chunk[params.sequences] = before;
   __syncthreads();
   for (int chunk = thread; chunk < before; chunk += kIndexThreads) {
-    int low = 0, high = params.sequences;  // the last sequence that starts at or before `chunk`
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (workspace.first_chunk[middle] <= chunk ? low : high) = middle;
-    }
-    const Span span = sequence_span(params, low);
-    const int first = span.first + (chunk - workspace.first_chunk[low]) * kChunk;
+    const int sequence = sequence_of(workspace, params.sequences, chunk);
+    const Span span = sequence_span(pack_of(params), sequence);
+    const int first = span.first + (chunk - workspace.first_chunk[sequence]) * kChunk;
     workspace.chunk_rows[chunk] = {first, min(kChunk, span.last - first)};
+  }
+  // Every sequence belongs to a segment, empty ones too: those from the first chunk's to, where that one begins before
+  // it, the next segment's first included.
+  for (int segment = thread; segment < workspace.segments; segment += kIndexThreads) {
+    const int begin = segment * workspace.segment_chunks, end = begin + workspace.segment_chunks;
+    int2 sequences = {0, params.sequences};
+    if (segment > 0) sequences.x = begin < before ? sequence_of(workspace, params.sequences, begin) : params.sequences;
+    if (end < before) {
+      const int next = sequence_of(workspace, params.sequences, end);
+      sequences.y = workspace.first_chunk[next] < end ? next + 1 : next;
+    }
+    workspace.segment_sequences[segment] = sequences;
   }
 }
 
@@ -240,13 +246,19 @@ __device__ void store_factors(float* factors, const float* gates, const float* b
   factors[kBeta * kChunk + row] = beta;
 }
 
-__global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params, Workspace workspace) {
+__global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params, Workspace workspace,
+                                                         int first_key_head) {
   extern __shared__ uint8_t raw[];
   auto& shared = *reinterpret_cast<PrepareStorage*>(raw);
-  const int chunk = blockIdx.x, key_head = blockIdx.y;
-  if (chunk >= workspace.first_chunk[params.sequences]) return;
+  const int chunk = blockIdx.x, key_head = first_key_head + blockIdx.y;  // the chunk's place in the segment
+  // The kernel after this one waits for this one alone; so it must outlast the walk beside which it runs.
+  const bool outlasts = chunk == 0 && blockIdx.y == 0;
+  if (workspace.segment_begin() + chunk >= workspace.segment_end(params.sequences)) {
+    if (outlasts) wait_for_earlier_kernels();
+    return;
+  }
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int2 rows = workspace.chunk_rows[chunk];
+  const int2 rows = workspace.chunk_rows[workspace.segment_begin() + chunk];
 
   const uint32_t loaded = shared_address(&shared.loaded);
   if (thread == 0) {
@@ -351,20 +363,34 @@ __global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params
     }
     __syncthreads();
   }
+  if (outlasts) wait_for_earlier_kernels();
 }
 
 }  // namespace
 
-cudaError_t launch_prepare(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream) {
+cudaError_t launch_index(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream) {
   index_chunks<<<1, kIndexThreads, 0, stream>>>(params, workspace);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  return cudaGetLastError();
+}
+
+cudaError_t launch_prepare(const GatedDeltaParams& params, const Workspace& workspace, int first, int last, bool beside,
+                           cudaStream_t stream) {
   constexpr int kBytes = sizeof(PrepareStorage);
   if (const cudaError_t error = cudaFuncSetAttribute(prepare, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       error != cudaSuccess) {
     return error;
   }
-  prepare<<<dim3(chunk_bound(params), params.key_heads), kWarpgroup, kBytes, stream>>>(params, workspace);
-  return cudaGetLastError();
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(workspace.segment_chunks, last - first);
+  config.blockDim = dim3(kWarpgroup);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = beside ? 1 : 0;
+  return cudaLaunchKernelEx(&config, prepare, params, workspace, first);
 }
 
 }  // namespace sluice::sm90

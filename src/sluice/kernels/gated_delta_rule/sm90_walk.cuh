@@ -77,14 +77,21 @@ struct WalkLayout {
   }
 };
 
+// The part of a sequence that lies in the segment.
 struct WalkItem {
   int sequence, head, group;  // `group`: the V half of the CTA's first consumer warpgroup
-  Span span;
-  int first_chunk, chunks;
+  Span span;                  // its tokens
+  int first_chunk, chunks;    // the first one's place in the segment
+  bool starts, ends;          // with the sequence
 };
 template <int kGroups>
-__host__ __device__ int walk_items(const GatedDeltaParams& params) {
-  return params.sequences * params.value_heads * (2 / kGroups);
+__host__ __device__ int walk_items(const GatedDeltaParams& params, int sequences) {
+  return sequences * params.value_heads * (2 / kGroups);
+}
+template <int kGroups>
+__device__ int walk_items(const GatedDeltaParams& params, const Workspace& workspace) {
+  const int2 sequences = workspace.segment_sequences[workspace.segment];
+  return walk_items<kGroups>(params, sequences.y - sequences.x);
 }
 template <int kGroups>
 __device__ WalkItem walk_item(const GatedDeltaParams& params, const Workspace& workspace, int index) {
@@ -92,10 +99,17 @@ __device__ WalkItem walk_item(const GatedDeltaParams& params, const Workspace& w
   item.group = index % (2 / kGroups);
   index /= 2 / kGroups;
   item.head = index % params.value_heads;
-  item.sequence = index / params.value_heads;
-  item.span = sequence_span(params, item.sequence);
-  item.first_chunk = workspace.first_chunk[item.sequence];
-  item.chunks = (item.span.last - item.span.first + kChunk - 1) / kChunk;
+  item.sequence = workspace.segment_sequences[workspace.segment].x + index / params.value_heads;
+  item.span = sequence_span(pack_of(params), item.sequence);
+  const int begin = workspace.first_chunk[item.sequence], end = workspace.first_chunk[item.sequence + 1];
+  const int segment_begin = workspace.segment_begin(), segment_end = segment_begin + workspace.segment_chunks;
+  item.starts = begin >= segment_begin;
+  item.ends = end <= segment_end;
+  const int first = max(begin, segment_begin), last = min(end, segment_end);
+  if (!item.ends) item.span.last = item.span.first + (last - begin) * kChunk;
+  item.span.first += (first - begin) * kChunk;
+  item.first_chunk = first - segment_begin;
+  item.chunks = max(last - first, 0);
   return item;
 }
 
@@ -116,7 +130,7 @@ __device__ void load_chunks(const GatedDeltaParams& params, const Workspace& wor
                             int64_t value_stride, uint32_t shared, int thread) {
   using Stage = typename Layout::Stage;
   RingPosition<Layout::kStages> ring;
-  for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
+  for (int index = blockIdx.x; index < walk_items<kGroups>(params, workspace); index += gridDim.x) {
     const WalkItem item = walk_item<kGroups>(params, workspace, index);
     const int64_t key_column = item.head / (params.value_heads / params.key_heads) * kHeadDim;
     const int64_t value_column = item.head * kHeadDim + item.group * kHalf;
@@ -153,15 +167,14 @@ __device__ void load_chunks(const GatedDeltaParams& params, const Workspace& wor
   }
 }
 
-// A storing warp: the first staged tile of each chunk to `tokens` [T, Hv, V]; and, when there are `states`, the other
-// two to the chunk's state.
+// A storing warp: the first staged tile of each chunk to `tokens` [tokens, Hv, V], which begins at token `first_token`;
+// and, when there are `states`, the other two to the chunk's state.
 template <class Layout, int kGroups, bool kReverse>
-__device__ void store_chunks(const GatedDeltaParams& params, const Workspace& workspace, bf16* tokens, bf16* states,
-                             uint8_t* memory, int group, int lane) {
+__device__ void store_chunks(const GatedDeltaParams& params, const Workspace& workspace, bf16* tokens, int64_t stride,
+                             int first_token, bf16* states, uint8_t* memory, int group, int lane) {
   const uint32_t shared = shared_address(memory);
-  const int64_t stride = static_cast<int64_t>(params.value_heads) * kHeadDim;
   RingPosition<1> turn;
-  for (int index = blockIdx.x; index < walk_items<kGroups>(params); index += gridDim.x) {
+  for (int index = blockIdx.x; index < walk_items<kGroups>(params, workspace); index += gridDim.x) {
     const WalkItem item = walk_item<kGroups>(params, workspace, index);
     const int half = item.group + group;
     for (int i = 0; i < item.chunks; ++i, turn.advance()) {
@@ -178,8 +191,8 @@ __device__ void store_chunks(const GatedDeltaParams& params, const Workspace& wo
         barrier_arrive(Layout::stored(shared, group, Staged::kState));
       }
       barrier_wait(Layout::staged(shared, group, Staged::kTokens), turn.parity);
-      store_token_tile<32>(tokens + chunk.first * stride + item.head * kHeadDim + half * kHalf, stride, chunk.rows,
-                           memory + Layout::staging(group), lane);
+      store_token_tile<32>(tokens + (chunk.first - first_token) * stride + item.head * kHeadDim + half * kHalf, stride,
+                           chunk.rows, memory + Layout::staging(group), lane);
       barrier_arrive(Layout::stored(shared, group, Staged::kTokens));
     }
   }
@@ -252,10 +265,16 @@ __device__ inline void add_outer_products(float (&state)[64], const uint32_t (&a
   }
 }
 
+// The first token of the segment in work, whose rows of `error` begin there.
+__device__ inline int segment_token(const GatedDeltaParams& params, const Workspace& workspace) {
+  const int begin = workspace.segment_begin();
+  return begin < workspace.segment_end(params.sequences) ? workspace.chunk_rows[begin].x : 0;
+}
+
 // One consumer warpgroup a CTA and twice the CTAs while they fit on the chip at once: then its chain of products, which
 // is what binds, has a multiprocessor to itself.
 inline bool split_values(const GatedDeltaParams& params, int multiprocessors) {
-  return walk_items<1>(params) <= multiprocessors;
+  return walk_items<1>(params, params.sequences) <= multiprocessors;
 }
 
 inline cudaError_t multiprocessor_count(int& count) {

@@ -11,6 +11,8 @@ namespace {
 using Forward = Tensor(const Tensor&, const Tensor&, const Tensor&, double, std::string_view);
 using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
                                                     std::string_view);
+using BackwardInto = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double, std::string_view,
+                            Tensor&, Tensor&);
 
 void check_inputs(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps, std::string_view activation) {
   constexpr auto op = "gated_rms_norm";
@@ -38,6 +40,18 @@ std::tuple<Tensor, Tensor, Tensor> backward_meta(const Tensor&, const Tensor& x,
   const auto like = [](const Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); };
   return {like(x), like(gate), like(weight)};
 }
+
+// On devices whose own path writes nowhere but to fresh memory.
+Tensor backward_into(const Tensor& grad_out, const Tensor& x, const Tensor& gate, const Tensor& weight, double eps,
+                     std::string_view activation, Tensor& grad_x, Tensor& grad_gate) {
+  static const auto op = registered_operator<Backward>("sluice::gated_rms_norm_backward");
+  auto [dx, dgate, dweight] = op.call(grad_out, x, gate, weight, eps, activation);
+  grad_x.copy_(dx);
+  grad_gate.copy_(dgate);
+  return dweight;
+}
+
+std::string_view name_of(GateActivation activation) { return activation == GateActivation::kSilu ? "silu" : "sigmoid"; }
 
 class Function : public torch::autograd::Function<Function> {
  public:
@@ -72,7 +86,13 @@ Tensor forward_autograd(const Tensor& x, const Tensor& gate, const Tensor& weigh
 Tensor gated_rms_norm(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps,
                       GateActivation activation) {
   static const auto op = registered_operator<Forward>("sluice::gated_rms_norm");
-  return op.call(x, gate, weight, eps, activation == GateActivation::kSilu ? "silu" : "sigmoid");
+  return op.call(x, gate, weight, eps, name_of(activation));
+}
+
+Tensor gated_rms_norm_backward(const Tensor& grad_out, const Tensor& x, const Tensor& gate, const Tensor& weight,
+                               double eps, GateActivation activation, Tensor& grad_x, Tensor& grad_gate) {
+  static const auto op = registered_operator<BackwardInto>("sluice::gated_rms_norm_backward", "into");
+  return op.call(grad_out, x, gate, weight, eps, name_of(activation), grad_x, grad_gate);
 }
 
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
@@ -80,7 +100,11 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "gated_rms_norm_backward(Tensor grad_out, Tensor x, Tensor gate, Tensor weight, float eps, str activation) -> "
       "(Tensor grad_x, Tensor grad_gate, Tensor grad_weight)");
+  m.def(
+      "gated_rms_norm_backward.into(Tensor grad_out, Tensor x, Tensor gate, Tensor weight, float eps, str activation, "
+      "Tensor(a!) grad_x, Tensor(b!) grad_gate) -> Tensor grad_weight");
 }
+TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) { m.impl("gated_rms_norm_backward.into", backward_into); }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("gated_rms_norm", forward_meta);
   m.impl("gated_rms_norm_backward", backward_meta);

@@ -22,6 +22,12 @@ Tensor gated_rms_norm(const Tensor& x,       // [T, H, V]
                       double eps,            // > 0
                       GateActivation activation);
 
+// The gradients for a layer that lays out its own: those of x and gate are written to grad_x and grad_gate, of their
+// shapes and dtype with dense rows, which may be x and gate themselves; that of the weight is returned. Takes no part
+// in autograd.
+Tensor gated_rms_norm_backward(const Tensor& grad_out, const Tensor& x, const Tensor& gate, const Tensor& weight,
+                               double eps, GateActivation activation, Tensor& grad_x, Tensor& grad_gate);
+
 // The equation above in ATen, for any float type: what the words mean. Slow.
 Tensor gated_rms_norm_definition(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps,
                                  GateActivation activation);

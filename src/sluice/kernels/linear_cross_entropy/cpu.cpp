@@ -214,11 +214,21 @@ std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_nll, const Tensor& hi
   });
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> loss_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                                    const Tensor& loss_weight, bool gradients) {
+  const auto [nll, predicted, lse] = forward_cpu(hidden, weight, targets);
+  const auto loss = (nll * loss_weight).sum();
+  if (!gradients) return {loss, predicted, at::empty({0}, hidden.options()), at::empty({0}, weight.options())};
+  const auto [grad_hidden, grad_weight] = backward_cpu(loss_weight, hidden, weight, targets, lse);
+  return {loss, predicted, grad_hidden, grad_weight};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(sluice, CPU, m) {
   m.impl("linear_cross_entropy", forward_cpu);
   m.impl("linear_cross_entropy_backward", backward_cpu);
+  m.impl("linear_cross_entropy.loss", loss_cpu);
 }
 
 }  // namespace sluice

@@ -11,6 +11,9 @@ namespace {
 using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&);
 using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
 
+using Loss = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                        bool);
+
 void check_inputs(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
   constexpr auto op = "linear_cross_entropy";
   check_float_type(op, "hidden", hidden);
@@ -56,6 +59,33 @@ class Function : public torch::autograd::Function<Function> {
   }
 };
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> loss_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                                     const Tensor& loss_weight, bool) {
+  return {at::empty({}, loss_weight.options()), at::empty_symint(targets.sym_sizes(), targets.options()),
+          at::empty_symint(hidden.sym_sizes(), hidden.options()),
+          at::empty_symint(weight.sym_sizes(), weight.options())};
+}
+
+class LossFunction : public torch::autograd::Function<LossFunction> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
+                                                const Tensor& weight, const Tensor& targets, const Tensor& loss_weight,
+                                                bool gradients) {
+    static const auto op = registered_operator<Loss>("sluice::linear_cross_entropy", "loss");
+    const at::AutoDispatchBelowAutograd below;
+    auto [loss, predicted, grad_hidden, grad_weight] = op.call(hidden, weight, targets, loss_weight, gradients);
+    context->save_for_backward({grad_hidden, grad_weight});
+    context->mark_non_differentiable({predicted});
+    return {loss, predicted};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    return {saved[0] * grads[0], saved[1] * grads[0], Tensor(), Tensor(), Tensor()};
+  }
+};
+
 std::tuple<Tensor, Tensor, Tensor> forward_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
   check_inputs(hidden, weight, targets);
   auto outputs = Function::apply(hidden, weight, targets);
@@ -70,6 +100,17 @@ LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden, const Tensor
   return {nll, predicted};
 }
 
+LinearCrossEntropyLoss linear_cross_entropy_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                                 const Tensor& loss_weight) {
+  check_inputs(hidden, weight, targets);
+  SLUICE_CHECK(loss_weight.sizes() == targets.sizes() && loss_weight.scalar_type() == wide_type(hidden.scalar_type()),
+               "linear_cross_entropy: loss_weight must be {} [T={}]; got {}",
+               c10::toString(wide_type(hidden.scalar_type())), targets.size(0), describe(loss_weight));
+  const bool gradients = at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
+  const auto outputs = LossFunction::apply(hidden, weight, targets, loss_weight, gradients);
+  return {outputs[0], outputs[1]};
+}
+
 // lse [T]: log sum exp of each token's logits, 0 where ignored; what backward needs.
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
@@ -78,10 +119,15 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "linear_cross_entropy_backward(Tensor grad_nll, Tensor hidden, Tensor weight, Tensor targets, Tensor lse) -> "
       "(Tensor grad_hidden, Tensor grad_weight)");
+  // The gradients of loss; empty without `gradients`.
+  m.def(
+      "linear_cross_entropy.loss(Tensor hidden, Tensor weight, Tensor targets, Tensor loss_weight, bool gradients) -> "
+      "(Tensor loss, Tensor predicted, Tensor grad_hidden, Tensor grad_weight)");
 }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("linear_cross_entropy", forward_meta);
   m.impl("linear_cross_entropy_backward", backward_meta);
+  m.impl("linear_cross_entropy.loss", loss_meta);
 }
 TORCH_LIBRARY_IMPL(sluice, Autograd, m) { m.impl("linear_cross_entropy", forward_autograd); }
 

@@ -20,11 +20,23 @@ struct LinearCrossEntropyOutput {
 // float32, bfloat16 or float64; logits, softmax and sums are float32, or float64 when hidden is.
 // Error against the float64 definition, relative per tensor: float32 nll 2e-6, gradients 2e-5; bfloat16 nll 2e-6 (the
 // logits are not rounded to bfloat16), gradients 5e-3.
-// Memory beside the results: 32 MiB of logits (48 MiB in bfloat16), at most 32 MiB (48 MiB) of the weight's gradient,
-// and what is linear in T x D: a copy of the counted hidden rows, its transpose and, in bfloat16, a float32 gradient.
+// Memory beside the results, on a CPU: 32 MiB of logits (48 MiB in bfloat16), at most 32 MiB (48 MiB) of the weight's
+// gradient, and what is linear in T x D: a copy of the counted hidden rows, its transpose and, in bfloat16, a float32
+// gradient. On a GPU: 4 GiB of logits (6 GiB in bfloat16) and a float32 gradient of the weight. There nothing waits for
+// the device: a target that is no id gives the nll NaN, not an error.
 LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden,    // [T, D]
                                               const Tensor& weight,    // [V, D], dtype of hidden
                                               const Tensor& targets);  // [T] int64; -100 = ignored
+
+struct LinearCrossEntropyLoss {
+  Tensor loss;       // scalar, dtype of nll: sum over tokens of loss_weight_t nll_t
+  Tensor predicted;  // as above
+};
+
+// The weighted sum that training descends, differentiable in hidden and weight. Where a gradient may be asked for, it
+// is computed with the loss, so that the logits are computed once; backward scales it.
+LinearCrossEntropyLoss linear_cross_entropy_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                                 const Tensor& loss_weight);  // [T], dtype of nll
 
 // The equation above in ATen, for any float type: what the words mean. Holds all logits.
 LinearCrossEntropyOutput linear_cross_entropy_definition(const Tensor& hidden, const Tensor& weight,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cstdlib>
 
@@ -221,6 +222,27 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotMean) {
   expect_error("of one dtype", hidden, weight.to(kFloat), p.targets);
   expect_error("weight [V, D]", hidden, weight.narrow(1, 0, 7), p.targets);
   expect_error("int64 [T=8]", hidden, weight, p.targets.narrow(0, 0, 7));
+}
+
+TEST(LinearCrossEntropyLoss, IsTheWeightedSumWithItsGradientsBitForBit) {
+  at::manual_seed(21);
+  for (const auto type : {kFloat, kBFloat16}) {
+    const auto hidden = at::randn({50, 16}).to(type).requires_grad_(),
+               head = at::randn({300, 16}).to(type).requires_grad_();
+    const auto loss_weight = at::rand({50});
+    auto targets = at::randint(300, {50}, at::TensorOptions().dtype(kLong));
+    targets.narrow(0, 7, 9).fill_(-100);
+    const auto plain = linear_cross_entropy(hidden, head, targets);
+    const auto sum = (plain.nll * loss_weight).sum();
+    const auto want = torch::autograd::grad({sum}, {hidden, head});
+    const auto [loss, predicted] = linear_cross_entropy_loss(hidden, head, targets, loss_weight);
+    EXPECT_TRUE(loss.equal(sum));
+    EXPECT_TRUE(predicted.equal(plain.predicted));
+    const auto got = torch::autograd::grad({loss}, {hidden, head});
+    for (const int i : {0, 1}) EXPECT_TRUE(got[i].equal(want[i])) << i;
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(linear_cross_entropy_loss(hidden, head, targets, loss_weight).loss.equal(sum));
+  }
 }
 
 }  // namespace

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row arithmetic on GPUs: neighbouring elements moved as one access, float arithmetic on them, the sigmoid.
+#pragma once
+
+#include <cuda_bf16.h>
+
+namespace sluice {
+
+// `kCount` neighbours, read and written at once; their address must be a multiple of their size.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Lanes {
+  T value[kCount];
+  static __device__ Lanes load(const T* source) { return *reinterpret_cast<const Lanes*>(source); }
+  __device__ void store(T* destination) const { *reinterpret_cast<Lanes*>(destination) = *this; }
+};
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+// Rounds to nearest, ties to even.
+template <typename T, int kCount>
+__device__ inline Lanes<T, kCount> narrow(const float (&x)[kCount]) {
+  Lanes<T, kCount> result;
+  if constexpr (sizeof(T) == 2 && kCount % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[i], x[i + 1]);
+      result.value[i] = pair.x;
+      result.value[i + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) result.value[i] = T(x[i]);
+  }
+  return result;
+}
+
+// value = 1 / (1 + e^-x), complement = 1 - value without cancellation. With T bfloat16 through the fast exponential and
+// division, whose errors are far below its rounding.
+struct Sigmoid {
+  float value, complement;
+};
+template <typename T>
+__device__ inline Sigmoid sigmoid(float x) {
+  constexpr bool kFast = sizeof(T) == 2;
+  const float small = kFast ? __expf(-fabsf(x)) : expf(-fabsf(x));
+  const float larger = kFast ? __fdividef(1.f, 1.f + small) : 1.f / (1.f + small), smaller = small * larger;
+  return {x < 0.f ? smaller : larger, x < 0.f ? larger : smaller};
+}
+
+// Elements in 16 bytes, the widest access.
+template <typename T>
+inline constexpr int kVector = 16 / sizeof(T);
+
+}  // namespace sluice

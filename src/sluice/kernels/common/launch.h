@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// From tensors to device code: what the cuda.cpp of several operators share.
+#pragma once
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+#include "sluice/core/error.h"
+#include "sluice/core/tensor.h"
+
+namespace sluice {
+
+inline void check_launch(std::string_view op, cudaError_t error) {
+  SLUICE_CHECK(error == cudaSuccess, "{}: launch failed: {}", op, cudaGetErrorString(error));
+}
+
+// float32 and bfloat16 are what the kernels compute with.
+inline bool is_bfloat16(std::string_view op, std::string_view name, const Tensor& x) {
+  SLUICE_CHECK(x.scalar_type() == kFloat || x.scalar_type() == kBFloat16,
+               "{}: on a GPU {} must be float32 or bfloat16; got {}", op, name, describe(x));
+  return x.scalar_type() == kBFloat16;
+}
+
+inline void check_device(std::string_view op, std::string_view name, const Tensor& x, const Tensor& like) {
+  SLUICE_CHECK(x.device() == like.device(), "{}: {} must be on {}, as the others; it is on {}", op, name,
+               like.device().str(), x.device().str());
+}
+
+}  // namespace sluice

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The border between tensors and device code: the passes over a tile of logits, n tokens by V ids.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sluice {
+
+// Softmax of each row: what forward returns.
+struct LogitsParams {
+  const float* logits;     // [n, V]
+  const int64_t* targets;  // [n]; -100: ignored
+  int32_t tokens;          // n
+  int64_t vocabulary;      // V
+
+  float* nll;          // [n]; 0 where ignored, NaN where the target is no id
+  int64_t* predicted;  // [n]; -100 where ignored
+  float* lse;          // [n]; 0 where ignored
+};
+
+// Logits to their gradients, grad_nll (softmax - onehot); 0 where ignored.
+struct LogitGradientsParams {
+  const float* logits;     // [n, V]
+  const int64_t* targets;  // [n]
+  const float* lse;        // [n]
+  const float* grad_nll;   // [n]
+  int32_t tokens;
+  int64_t vocabulary;
+  bool bfloat16;  // type of the gradients, otherwise float32
+
+  void* gradients;  // [n, V]; float32 may be the logits themselves
+};
+
+cudaError_t launch_logits(const LogitsParams& params, cudaStream_t stream);
+cudaError_t launch_logit_gradients(const LogitGradientsParams& params, cudaStream_t stream);
+
+}  // namespace sluice

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/layers/gated_delta_core.h"
+
+#include <torch/custom_class.h>
+
+#include <cmath>
+
+#include "sluice/kernels/causal_conv/causal_conv.h"
+#include "sluice/kernels/delta_gates/delta_gates.h"
+#include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
+
+namespace sluice {
+namespace {
+
+using Optional = const std::optional<Tensor>&;
+
+struct SavedSizes : torch::CustomClassHolder {
+  explicit SavedSizes(const GatedDeltaCoreSizes& s) : sizes(s) {}
+  GatedDeltaCoreSizes sizes;
+};
+
+// The parts of a projection, or of its gradient, as views.
+struct ProjectionParts {
+  Tensor qkv;   // [T, 2 Kd + Vd]
+  Tensor z;     // [T, Hv, V]
+  Tensor b, a;  // [T, Hv]
+};
+ProjectionParts parts_of(const Tensor& projection, const GatedDeltaCoreSizes& s) {
+  const auto value_width = s.num_value_heads * s.value_head_dim;
+  const auto qkv_width = 2 * s.num_key_heads * s.key_head_dim + value_width, z_end = qkv_width + value_width;
+  return {projection.narrow(1, 0, qkv_width),
+          projection.narrow(1, qkv_width, value_width).unflatten(1, {s.num_value_heads, s.value_head_dim}),
+          projection.narrow(1, z_end, s.num_value_heads),
+          projection.narrow(1, z_end + s.num_value_heads, s.num_value_heads)};
+}
+
+// Of the convolution's output [T, 2 Kd + Vd], likewise.
+struct Heads {
+  Tensor q, k;  // [T, Hk, K]
+  Tensor v;     // [T, Hv, V]
+};
+Heads heads_of(const Tensor& qkv, const GatedDeltaCoreSizes& s) {
+  const auto key_width = s.num_key_heads * s.key_head_dim;
+  const auto parts = qkv.split_with_sizes({key_width, key_width, s.num_value_heads * s.value_head_dim}, 1);
+  return {parts[0].unflatten(1, {s.num_key_heads, s.key_head_dim}),
+          parts[1].unflatten(1, {s.num_key_heads, s.key_head_dim}),
+          parts[2].unflatten(1, {s.num_value_heads, s.value_head_dim})};
+}
+
+double scale_of(const GatedDeltaCoreSizes& s) { return 1 / std::sqrt(static_cast<double>(s.key_head_dim)); }
+
+std::optional<Tensor> optional_of(const Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+class Core : public torch::autograd::Function<Core> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& projection,
+                                                const Tensor& conv_weight, const Tensor& A_log, const Tensor& dt_bias,
+                                                const Tensor& norm_weight, const Tensor& cu_seqlens,
+                                                Optional conv_state, Optional recurrent_state,
+                                                const GatedDeltaCoreSizes& sizes) {
+    const at::AutoDispatchBelowAutograd below;
+    const bool stateful = recurrent_state.has_value();
+    const auto in = parts_of(projection, sizes);
+    const auto conv = causal_conv(in.qkv, conv_weight, cu_seqlens, conv_state, /*silu=*/true);
+    const auto heads = heads_of(conv.out, sizes);
+    const auto gates = delta_gates(in.a, in.b, A_log, dt_bias);
+    const auto delta = gated_delta_rule(heads.q, heads.k, heads.v, gates.g, gates.beta, cu_seqlens, recurrent_state,
+                                        scale_of(sizes), /*qk_l2norm=*/true,
+                                        /*output_final_state=*/stateful);
+    const auto out = gated_rms_norm(delta.out, in.z, norm_weight, sizes.rms_norm_eps, sizes.output_gate).flatten(1);
+    context->save_for_backward({projection, conv_weight, A_log, dt_bias, norm_weight, cu_seqlens,
+                                conv_state.value_or(Tensor()), recurrent_state.value_or(Tensor()), conv.out, gates.g,
+                                gates.beta, delta.out, delta.checkpoints});
+    context->saved_data["sizes"] = c10::IValue::make_capsule(c10::make_intrusive<SavedSizes>(sizes));
+    if (!stateful) return {out};
+    context->mark_non_differentiable({conv.final_state, delta.final_state});
+    return {out, conv.final_state, delta.final_state};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const auto& [projection, conv_weight, A_log, dt_bias, norm_weight, cu_seqlens] =
+        std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5]);
+    const auto conv_state = optional_of(saved[6]), recurrent_state = optional_of(saved[7]);
+    const auto& [conv_out, g, beta, delta_out, checkpoints] =
+        std::tie(saved[8], saved[9], saved[10], saved[11], saved[12]);
+    const auto sizes = c10::static_intrusive_pointer_cast<SavedSizes>(context->saved_data["sizes"].toCapsule())->sizes;
+    const at::AutoDispatchBelowAutograd below;
+
+    // Every gradient takes the place of its value, which nobody reads any more.
+    auto in = parts_of(projection, sizes);
+    auto heads = heads_of(conv_out, sizes);
+    auto grad_delta_out = delta_out;
+    const auto grad_norm_weight = gated_rms_norm_backward(grads[0].view_as(delta_out), delta_out, in.z, norm_weight,
+                                                          sizes.rms_norm_eps, sizes.output_gate, grad_delta_out, in.z);
+    const auto gates =
+        gated_delta_rule_backward(grad_delta_out, heads.q, heads.k, heads.v, g, beta, cu_seqlens, recurrent_state,
+                                  checkpoints, scale_of(sizes), /*qk_l2norm=*/true, heads.q, heads.k, heads.v);
+    const auto gate_weights = delta_gates_backward(gates.g, gates.beta, in.a, in.b, A_log, dt_bias, in.a, in.b);
+    const auto conv = causal_conv_backward(conv_out, std::nullopt, in.qkv, conv_weight, cu_seqlens, conv_state,
+                                           /*silu=*/true, in.qkv);
+    for (const auto& overwritten : {projection, delta_out, conv_out}) overwritten.unsafeGetTensorImpl()->bump_version();
+    return {projection.detach(),
+            conv.weight,
+            gate_weights.A_log,
+            gate_weights.dt_bias,
+            grad_norm_weight,
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor()};
+  }
+};
+
+}  // namespace
+
+GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights,
+                                      const Tensor& cu_seqlens, const std::optional<GatedDeltaCoreState>& state,
+                                      const GatedDeltaCoreSizes& sizes) {
+  const auto outputs = Core::apply(projection, weights.conv, weights.A_log, weights.dt_bias, weights.norm, cu_seqlens,
+                                   state ? std::optional(state->conv) : std::nullopt,
+                                   state ? std::optional(state->recurrent) : std::nullopt, sizes);
+  if (!state) return {outputs[0], std::nullopt};
+  return {outputs[0], GatedDeltaCoreState{outputs[1], outputs[2]}};
+}
+
+}  // namespace sluice

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a gated delta layer does between its projections: convolution, gates, recurrence, gated norm.
+#pragma once
+
+#include <optional>
+
+#include "sluice/core/tensor.h"
+#include "sluice/kernels/gated_rms_norm/gated_rms_norm.h"
+
+namespace sluice {
+
+// Hk key heads, Hv value heads, K and V their dims; Kd = Hk K, Vd = Hv V.
+struct GatedDeltaCoreSizes {
+  std::int64_t num_key_heads, num_value_heads, key_head_dim, value_head_dim;
+  double rms_norm_eps;
+  GateActivation output_gate;
+};
+
+struct GatedDeltaCoreWeights {
+  const Tensor& conv;     // [2 Kd + Vd, 1, W]
+  const Tensor& A_log;    // [Hv]
+  const Tensor& dt_bias;  // [Hv]
+  const Tensor& norm;     // [V]
+};
+
+// The sequences' states before the pack, or none: zeros, and none comes back.
+struct GatedDeltaCoreState {
+  Tensor conv;       // [N, 2 Kd + Vd, W - 1]
+  Tensor recurrent;  // [N, Hv, K, V] float32
+};
+
+struct GatedDeltaCoreOutput {
+  Tensor out;                                // [T, Vd], dtype of projection
+  std::optional<GatedDeltaCoreState> state;  // after the pack, where there was one before; takes no gradient
+};
+
+// `projection` [T, 2 Kd + 2 Vd + 2 Hv or more]: q | k | v | z | b | a of each token, then, if anything, zeros.
+// Differentiable in it and in the weights.
+// One step for autograd, in which every gradient takes the place of the value that it belongs to: the projection
+// becomes its own gradient. So backward may run only once; PyTorch refuses a second time. No device is waited for.
+GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights,
+                                      const Tensor& cu_seqlens, const std::optional<GatedDeltaCoreState>& state,
+                                      const GatedDeltaCoreSizes& sizes);
+
+}  // namespace sluice

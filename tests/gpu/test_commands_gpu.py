@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice sft`, `score` and `generate` on a GPU beside the CPU. The measure of bfloat16's noise is the same work in
+bfloat16 on the CPU: its distance from float32 is rounding alone, and the GPU's may be twice that."""
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from conftest import program, run
+from runs import VOCAB, curve, exported, make_model, metrics, same_bits, sft, sft_arguments, token_records, write_jsonl
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
+GPU, CPU = ["--device", "cuda"], ["--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
+               num_key_value_heads=2, head_dim=32, linear_num_key_heads=1, linear_num_value_heads=2,
+               linear_key_head_dim=128, linear_value_head_dim=128,
+               layer_types=["linear_attention", "full_attention", "linear_attention"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_jsonl(tmp_path_factory.mktemp("data") / "train.jsonl", token_records(80, 4, 90, alphabet=50))
+
+
+STEPS = ["--data.seq_len", 128, "--train.tokens_per_step", 512, "--optim.lr", 1e-3, "--optim.warmup_steps", 5]
+
+
+def rms(values):
+    values = torch.tensor(values, dtype=torch.float64)
+    return values.square().mean().sqrt().item()
+
+
+def losses(out):
+    return [line["train/loss"] for line in metrics(out)]
+
+
+def test_the_loss_curve_is_the_cpus_float32_curve_within_bfloat16s_noise(model, data, tmp_path):
+    runs = {"float32": ["float32", *CPU], "cpu": ["bfloat16", *CPU], "gpu": ["bfloat16", *GPU]}
+    for name, (dtype, *device) in runs.items():
+        sft(model, data, tmp_path / name, *STEPS, "--train.steps", 100, *device, dtype=dtype)
+    exact, cpu, gpu = (losses(tmp_path / name) for name in runs)
+    noise, found = (rms([x - y for x, y in zip(curve, exact)]) for curve in (cpu, gpu))
+    print(f"loss {exact[0]:.3f} to {exact[-1]:.3f}; rms distance from float32: CPU {noise:.2e}, GPU {found:.2e}")
+    assert exact[-1] < exact[0] - 1
+    assert found < 2 * noise
+    # At the first step the weights are still the same: loss and norm are one forward and backward pass.
+    first = [metrics(tmp_path / name)[0] for name in runs]
+    assert first[2]["train/loss"] == pytest.approx(first[0]["train/loss"], rel=2e-3)
+    assert first[2]["train/grad_norm"] == pytest.approx(first[0]["train/grad_norm"], rel=2e-2)
+    assert "perf/mfu" in first[2] and "perf/mfu" not in first[0]
+
+
+def test_a_killed_run_ends_as_an_unbroken_one(model, data, tmp_path):
+    arguments = [*STEPS, "--train.steps", 12, "--ckpt.interval", 3, *GPU]
+    sft(model, data, tmp_path / "unbroken", *arguments, dtype="bfloat16")
+    out = tmp_path / "killed"
+    resumed = sft_arguments(model, data, out, *arguments, "--ckpt.resume", "auto", dtype="bfloat16")
+    process = subprocess.Popen([program("sluice"), *map(str, resumed)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (out / "checkpoints" / "step_3").exists():
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    assert "resuming after step" in run(*resumed).stderr
+    assert curve(out) == curve(tmp_path / "unbroken")
+    assert same_bits(exported(out), exported(tmp_path / "unbroken"))
+
+
+def test_recompute_gives_the_same_bits(model, data, tmp_path):
+    arguments = [*STEPS, "--train.steps", 4, *GPU]
+    sft(model, data, tmp_path / "kept", *arguments, dtype="bfloat16")
+    sft(model, data, tmp_path / "again", *arguments, "--mem.recompute", dtype="bfloat16")
+    assert curve(tmp_path / "kept") == curve(tmp_path / "again")
+
+
+def score(model, records, folder, *more):
+    data = write_jsonl(folder / "in.jsonl", records)
+    run("score", "--model", model, "--data", data, "--out", folder / "out.jsonl", *more)
+    return [x for line in (folder / "out.jsonl").read_text().splitlines() for x in json.loads(line)["logprobs"][1:]]
+
+
+def test_scores_and_answers_are_the_cpus_within_bfloat16s_noise(model, tmp_path):
+    prompts = token_records(20, 3, 150, seed=3, alphabet=VOCAB - 24)
+    prompts = [{"tokens": record["tokens"]} for record in prompts]
+    exact, cpu = score(model, prompts, tmp_path, *CPU), score(model, prompts, tmp_path, *CPU, "--dtype", "bfloat16")
+    gpu = score(model, prompts, tmp_path, *GPU)
+    noise, found = (rms([x - y for x, y in zip(logprobs, exact)]) for logprobs in (cpu, gpu))
+    print(f"rms distance of log-probabilities from float32: CPU {noise:.2e}, GPU {found:.2e}")
+    assert found < 2 * noise
+    # What sampling says of its tokens is what scoring says of them: decoding with states equals one pass.
+    file = write_jsonl(tmp_path / "prompts.jsonl", prompts)
+    done = run("generate", "--model", model, "--data", file, "--json", "--max_tokens", 40, "--temperature", 1, *GPU)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    whole = [{"tokens": prompt["tokens"] + answer["tokens"]} for prompt, answer in zip(prompts, answers)]
+    scored, said, place = score(model, whole, tmp_path, *CPU), [], 0
+    kept = []
+    for prompt, answer, both in zip(prompts, answers, whole):
+        kept += scored[place + len(prompt["tokens"]) - 1:place + len(both["tokens"]) - 1]
+        place += len(both["tokens"]) - 1
+        said += answer["logprobs"]
+    assert len(kept) == len(said)
+    assert rms([x - y for x, y in zip(said, kept)]) < 2 * noise
+
+
+def test_auto_takes_the_gpu_and_says_so(model, tmp_path):
+    data = write_jsonl(tmp_path / "in.jsonl", [{"tokens": [5, 6, 7]}])
+    arguments = ["score", "--model", model, "--data", data, "--out", tmp_path / "out.jsonl"]
+    assert f"device: {torch.cuda.get_device_name()}" in run(*arguments).stderr
+    said = run(*arguments, "--dtype", "float32").stderr
+    assert "device: the CPU, not the GPU" in said and "bfloat16" in said

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators around the gated delta rule on a GPU against the CPU path in float64: outputs, every gradient, same bits
+on every run."""
+import os
+import pathlib
+
+import pytest
+import torch
+
+BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", pathlib.Path(__file__).resolve().parents[2] / "build" / "release"))
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
+PACKS = [[1], [2, 1], [33], [1, 2, 3, 4, 5, 200], [64, 65, 63, 1, 700], [5, 0, 70, 0]]
+# One rounding of a result, and sums over tokens in float32.
+BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 3.91e-3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators():
+    for library in ("libsluice_ops.so", "libsluice_cuda.so"):
+        torch.ops.load_library(BUILD / library)
+
+
+def cu_seqlens(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def differentiate(function, inputs, weights):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    outputs = function(*leaves)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    sum((out.double() * weight.to(out.device)).sum() for out, weight in zip(outputs, weights)).backward()
+    return [*(out.detach() for out in outputs), *(leaf.grad for leaf in leaves)]
+
+
+def on(device, x, dtype=None):
+    return x.to(device, dtype) if isinstance(x, torch.Tensor) else x
+
+
+def compare(function, inputs, weights, bounds):
+    """`function(device)` takes the inputs on that device."""
+    exact = differentiate(function("cpu"), [x.double() for x in inputs], weights)
+    found = differentiate(function("cuda"), [x.cuda() for x in inputs], weights)
+    again = differentiate(function("cuda"), [x.cuda() for x in inputs], weights)
+    for index, (x, y, reference) in enumerate(zip(found, again, exact)):
+        assert torch.equal(x, y), f"result {index}: other bits in a second run"
+        assert x.isfinite().all(), index
+        norm = reference.norm()
+        error = (x.cpu().double() - reference).norm() / (norm if norm > 0 else 1)
+        assert error <= bounds[min(index, len(bounds) - 1)], f"result {index}: {error:.2e}"
+
+
+@pytest.mark.parametrize("lengths", PACKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [8, 24, 13, 2048])
+@pytest.mark.parametrize("silu", [True, False])
+def test_causal_conv(lengths, dtype, channels, silu):
+    torch.manual_seed(1)
+    tokens = sum(lengths)
+    inputs = [torch.randn(tokens, channels), torch.randn(channels, 1, 4), torch.randn(len(lengths), channels, 3)]
+    inputs = [x.to(dtype) for x in inputs]
+    weights = [torch.randn(tokens, channels).bfloat16().double(), torch.randn(len(lengths), channels, 3).bfloat16().double()]
+    bounds = cu_seqlens(lengths)
+
+    def function(device):
+        return lambda x, weight, state: torch.ops.sluice.causal_conv(x, weight, bounds.to(device), state, silu)
+
+    compare(function, inputs, weights, [BOUNDS[dtype]])
+    without = lambda device: lambda x, weight: torch.ops.sluice.causal_conv(x, weight, bounds.to(device), None, silu)[0]
+    compare(without, inputs[:2], weights, [BOUNDS[dtype]])
+    # A slice of a wider projection, as the layer has it, weights in float32.
+    wide = torch.randn(tokens, channels + 16).to(dtype)
+    sliced = lambda device: lambda x, weight: torch.ops.sluice.causal_conv(
+        x[:, 8:8 + channels], weight, bounds.to(device), None, silu)[0]
+    compare(sliced, [wide, inputs[1].float()], weights, [BOUNDS[dtype]])
+
+
+def test_causal_conv_sums_long_sequences_for_its_weight():
+    torch.manual_seed(2)
+    inputs = [torch.randn(20000, 16), torch.randn(16, 1, 4)]
+    weights = [torch.randn(20000, 16, dtype=torch.float64)]
+    bounds = cu_seqlens([9000, 11000])
+    function = lambda device: lambda x, weight: torch.ops.sluice.causal_conv(x, weight, bounds.to(device), None, True)[0]
+    compare(function, inputs, weights, [BOUNDS[torch.float32]])
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 128), (70, 3, 64), (11, 3, 7), (40, 2, 257), (300, 48, 128), (9, 4, 256), (0, 4, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+def test_gated_rms_norm(shape, dtype, activation):
+    torch.manual_seed(3)
+    inputs = [torch.randn(shape).to(dtype), (3 * torch.randn(shape)).to(dtype), torch.randn(shape[-1]).to(dtype)]
+    weights = [torch.randn(shape).bfloat16().double()]
+    function = lambda device: lambda x, gate, weight: torch.ops.sluice.gated_rms_norm(x, gate, weight, 1e-6, activation)
+    compare(function, inputs, weights, [BOUNDS[dtype]])
+    compare(function, [*inputs[:2], inputs[2].float()], weights, [BOUNDS[dtype]])
+    strided = lambda device: lambda x, weight: torch.ops.sluice.gated_rms_norm(
+        x[..., :shape[-1]], x[..., shape[-1]:], weight, 1e-6, activation)
+    compare(strided, [torch.cat(inputs[:2], -1), inputs[2]], weights, [BOUNDS[dtype]])
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (70, 1), (300, 48), (40000, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_delta_gates(shape, dtype):
+    torch.manual_seed(4)
+    inputs = [torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.empty(shape[1]).uniform_(0.01, 16).log(),
+              torch.randn(shape[1])]
+    weights = [torch.rand(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)]
+    function = lambda device: torch.ops.sluice.delta_gates
+    compare(function, inputs, weights, [2e-6, 2e-6, BOUNDS[dtype], BOUNDS[dtype], 2e-6])
+
+
+def test_gradients_land_where_the_layer_wants_them():
+    """The layer overwrites saved activations with their gradients; the results are those of fresh memory."""
+    torch.manual_seed(5)
+    lengths, key_heads, heads, dim = [100, 1, 170], 2, 6, 128
+    tokens, bounds = sum(lengths), cu_seqlens(lengths).cuda()
+    widths = [key_heads * dim, key_heads * dim, heads * dim]
+    joint = torch.randn(tokens, sum(widths), device="cuda").bfloat16()
+    q, k, v = (x.unflatten(1, (-1, dim)) for x in joint.split(widths, 1))
+    g, beta = -torch.rand(tokens, heads, device="cuda"), torch.rand(tokens, heads, device="cuda")
+    grad_out = torch.randn(tokens, heads, dim, device="cuda").bfloat16()
+    ops = torch.ops.sluice
+    checkpoints = ops.gated_delta_rule(q, k, v, g, beta, bounds, None, dim**-0.5, True, False)[2]
+    arguments = (grad_out, None, q, k, v, g, beta, bounds, None, checkpoints, dim**-0.5, True)
+    want = ops.gated_delta_rule_backward(*arguments)
+    got = ops.gated_delta_rule_backward.into(*arguments, q, k, v)
+    for x, y in zip([q, k, v, *got[:2]], want):
+        assert torch.equal(x, y)
+    x, weight, grad = (torch.randn(*shape, device="cuda").bfloat16() for shape in ((tokens, 72), (72, 1, 4), (tokens, 72)))
+    want = ops.causal_conv_backward(grad, None, x, weight, bounds, None, True)
+    got = ops.causal_conv_backward.into(grad, None, x, weight, bounds, None, True, x)
+    assert torch.equal(x, want[0]) and torch.equal(got[0], want[1])
+    x, gate, grad = (torch.randn(tokens, heads, dim, device="cuda").bfloat16() for _ in range(3))
+    weight = torch.randn(dim, device="cuda").bfloat16()
+    want = ops.gated_rms_norm_backward(grad, x, gate, weight, 1e-6, "silu")
+    got = ops.gated_rms_norm_backward.into(grad, x, gate, weight, 1e-6, "silu", x, gate)
+    assert torch.equal(x, want[0]) and torch.equal(gate, want[1]) and torch.equal(got, want[2])

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU paths of rms_norm, rotary, attention and linear_cross_entropy against the CPU paths in float64, forward and
+every gradient, and the same bits on a second run."""
+import os
+import pathlib
+
+import pytest
+import torch
+
+BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", pathlib.Path(__file__).resolve().parents[2] / "build" / "release"))
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
+TYPES = [torch.float32, torch.bfloat16]
+OPS = torch.ops.sluice
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators():
+    for library in ("libsluice_ops.so", "libsluice_cuda.so"):
+        torch.ops.load_library(BUILD / library)
+
+
+def on(device, x):
+    return x.to(device) if isinstance(x, torch.Tensor) else x
+
+
+def differentiate(operator, inputs, rest, weight, device):
+    """The first output of operator(*inputs, *rest), all outputs, and the gradients of its weighted sum."""
+    leaves = [x.detach().to(device).requires_grad_() for x in inputs]
+    outputs = operator(*leaves, *(on(device, x) for x in rest))
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    (outputs[0].double() * weight.to(device)).sum().backward()
+    return [output.detach().cpu() for output in outputs], [leaf.grad.cpu() for leaf in leaves]
+
+
+def error(found, exact):
+    return ((found.double() - exact).norm() / exact.norm().clamp_min(1e-6)).item()   # some gradients are zero
+
+
+def check(operator, inputs, rest, bound, gradient_bound):
+    """Against float64 of the very same inputs; bounds as the operator's header states them."""
+    torch.manual_seed(1)
+    outputs = operator(*inputs, *rest)
+    shape = (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).shape
+    weight = torch.randn(shape).bfloat16().double()
+    exact, exact_gradients = differentiate(operator, [x.double() for x in inputs], rest, weight, "cpu")
+    found, gradients = differentiate(operator, inputs, rest, weight, "cuda")
+    again, gradients_again = differentiate(operator, inputs, rest, weight, "cuda")
+    assert error(found[0], exact[0]) < bound
+    for n, (gradient, reference) in enumerate(zip(gradients, exact_gradients)):
+        assert error(gradient, reference) < gradient_bound, f"gradient {n}: {error(gradient, reference):.2e}"
+    assert all(torch.equal(x, y) for x, y in zip([found[0], *gradients], [again[0], *gradients_again]))
+    return found, exact
+
+
+def draw(*shape, dtype):
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def cu_seqlens(lengths):
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+# Few roundings of 6e-8; rounding to bfloat16 costs 2^-8, the plain weight rounds twice.
+@pytest.mark.parametrize("zero_centered", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(5, 1), (33, 7), (70, 3, 64), (100, 257), (1024,), (0, 16), (9000, 8), (300, 1024),
+                                   (70, 4096), (40, 5120), (3, 9000)])
+def test_rms_norm(shape, dtype, zero_centered):
+    torch.manual_seed(2)
+    eps = 0.5 if shape[-1] == 1 else 1e-6   # a small eps would leave nothing of the gradient but rounding
+    bounds = (1e-6, 5e-6) if dtype == torch.float32 else (7.9e-3, 3.95e-3)
+    check(OPS.rms_norm, [draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype)], [eps, zero_centered], *bounds)
+
+
+def test_rms_norm_of_heads_inside_a_wider_projection_with_a_float32_weight():
+    torch.manual_seed(3)
+    wide, weight = draw(50, 8, 512, dtype=torch.bfloat16), draw(256, dtype=torch.float32)
+    check(lambda x, w: OPS.rms_norm(x[:, :, :256], w, 1e-6, True), [wide, weight], [], 3.95e-3, 3.95e-3)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tokens,heads,dim,rotary", [(5, 1, 2, 2), (9, 3, 7, 6), (33, 2, 256, 64), (20, 4, 64, 64),
+                                                     (4, 2, 8, 0), (10, 1, 257, 256), (0, 2, 16, 8), (700, 8, 256, 64)])
+def test_rotary(tokens, heads, dim, rotary, dtype):
+    torch.manual_seed(4)
+    angles = torch.rand(tokens, rotary // 2) * 100
+    bound = 1e-6 if dtype == torch.float32 else 3.95e-3
+    check(OPS.rotary, [draw(tokens, heads, dim, dtype=dtype)], [angles.cos(), angles.sin()], bound, bound)
+
+
+PACKS = [("one token", [1], [1], 1, 1, 8, 8), ("odd sizes", [3, 17], [3, 17], 3, 1, 7, 5),
+         ("around a tile", [255, 256, 257], [255, 256, 257], 2, 2, 16, 16),
+         ("short ones", [1, 2, 3, 8, 9, 33, 1], [1, 2, 3, 8, 9, 33, 1], 4, 2, 16, 16),
+         ("empty ones", [0, 5, 0, 40, 0], [0, 5, 3, 40, 0], 4, 2, 16, 16),
+         ("more queries than keys", [5, 60, 4], [2, 30, 0], 2, 1, 16, 16),
+         ("several tiles of the plain path", [1100], [1300], 4, 2, 24, 24),
+         ("Qwen3.5 heads", [1000, 1, 63, 500], [1000, 1, 63, 500], 8, 2, 256, 256)]
+
+
+# Scores and sums are float32. In bfloat16 probabilities and results are rounded, for gradients dO, P and dS as well.
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("case", PACKS, ids=lambda case: case[0])
+def test_attention(case, dtype):
+    torch.manual_seed(5)
+    _, queries, keys, heads, kv_heads, dim, value_dim = case
+    inputs = [draw(sum(queries), heads, dim, dtype=dtype), draw(sum(keys), kv_heads, dim, dtype=dtype),
+              draw(sum(keys), kv_heads, value_dim, dtype=dtype)]
+    rest = [cu_seqlens(queries), cu_seqlens(keys), None, max(queries), max(keys), dim**-0.5]
+    check(OPS.attention, inputs, rest, *((2e-6, 2e-5) if dtype == torch.float32 else (5e-3, 1e-2)))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("queries,used", [([20, 1, 130], [300, 2, 131]), ([1, 1, 1], [1, 64, 65]),
+                                          ([1, 30, 2], [0, 0, 9])])
+def test_attention_over_a_cache_with_gaps(queries, used, dtype):
+    torch.manual_seed(6)
+    slab = 320
+    inputs = [draw(sum(queries), 8, 64, dtype=dtype), draw(3 * slab, 2, 64, dtype=dtype),
+              draw(3 * slab, 2, 64, dtype=dtype)]
+    rest = [cu_seqlens(queries), cu_seqlens([slab] * 3), torch.tensor(used, dtype=torch.int32), max(queries), max(used),
+            64**-0.5]
+    check(OPS.attention, inputs, rest, *((2e-6, 2e-5) if dtype == torch.float32 else (5e-3, 1e-2)))
+
+
+# Logits are float32 in both types; their gradients are rounded to bfloat16 for the products with them.
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tokens,hidden,vocabulary,ignored,scale",
+                         [(1, 8, 16, 0, 1), (5, 8, 1, 0, 1), (37, 33, 1003, 0, 1), (300, 16, 500, 0.5, 1),
+                          (200, 16, 65, 0.97, 1), (64, 16, 1000, 0, 30), (0, 16, 64, 0, 1), (500, 64, 30000, 0.1, 1),
+                          (1100, 16, 1_000_000, 0.1, 1)])   # the last in two tiles
+def test_linear_cross_entropy(tokens, hidden, vocabulary, ignored, scale, dtype):
+    torch.manual_seed(7)
+    inputs = [draw(tokens, hidden, dtype=dtype) * scale, draw(vocabulary, hidden, dtype=dtype) / hidden**0.5]
+    targets = torch.where(torch.rand(tokens) < ignored, -100, torch.randint(0, vocabulary, (tokens,)))
+    bounds = (2e-6, 2e-5) if dtype == torch.float32 else (2e-6, 5e-3)
+    (nll, predicted, _), (_, expected, _) = check(OPS.linear_cross_entropy, inputs, [targets], *bounds)
+    assert torch.equal(nll == 0, targets == -100) or vocabulary == 1
+    logits = inputs[0].double() @ inputs[1].double().T if tokens * vocabulary < 2e7 else None
+    for t in (predicted != expected).nonzero().flatten().tolist():   # then the two are closer than their rounding
+        assert logits is None or (logits[t, predicted[t]] - logits[t, expected[t]]).abs() < 1e-5 * scale
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_loss_of_linear_cross_entropy_is_the_weighted_sum_with_its_gradients(dtype):
+    torch.manual_seed(9)
+    hidden, head = draw(300, 32, dtype=dtype).cuda(), draw(1000, 32, dtype=dtype).cuda()
+    targets, weight = torch.randint(0, 1000, (300,)).cuda(), torch.rand(300).cuda()
+    targets[::3] = -100
+    leaves = [x.clone().requires_grad_() for x in (hidden, head)]
+    nll, predicted, _ = OPS.linear_cross_entropy(*leaves, targets)
+    (nll * weight).sum().backward()
+    loss, same, *gradients = OPS.linear_cross_entropy.loss(hidden, head, targets, weight, True)
+    assert torch.equal(loss, (nll.detach() * weight).sum()) and torch.equal(same, predicted)
+    assert all(torch.equal(x, leaf.grad) for x, leaf in zip(gradients, leaves))
+
+
+def test_a_target_that_is_no_id_gives_nan():
+    hidden, weight = (torch.randn(3, 8, device="cuda") for _ in range(2))
+    nll = OPS.linear_cross_entropy(hidden, weight, torch.tensor([0, 3, -7], device="cuda"))[0]
+    assert nll.isnan().tolist() == [False, True, True]
+
+
+# The optimizer relies on it.
+def test_the_gradient_of_an_embedding_has_the_same_bits_twice():
+    torch.manual_seed(8)
+    tokens, weight = torch.randint(0, 50, (5000,), device="cuda"), torch.randn(60, 64, device="cuda").bfloat16()
+    gradient = torch.randn(5000, 64, device="cuda").bfloat16()
+    found = []
+    for _ in range(3):
+        leaf = weight.clone().requires_grad_()
+        torch.nn.functional.embedding(tokens, leaf).backward(gradient)
+        found.append(leaf.grad)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
