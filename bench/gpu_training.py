@@ -4,6 +4,7 @@ transformers, bfloat16, random weights and tokens, sequences of one length (tran
 here). Each side runs alone on the device; the median of the steps after the first few counts. Prints a table; with
 --json writes one object a row."""
 import argparse
+import importlib.util
 import json
 import pathlib
 import random
@@ -18,6 +19,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = [(4, 2048), (1, 8192), (16, 2048), (4, 8192), (1, 32768)]   # sequences of a step, their length
 WARM_UP = 3
+PEER_SECONDS = 60   # for a row; torch's own path of long sequences takes longer
 
 
 def write_samples(path, sequences, length, steps):
@@ -51,6 +53,28 @@ def ours(sluice, model, folder, sequences, length, steps, extra):
             "tflops": statistics.median(row["perf/tflops"] for row in rows), "peak_gib": rows[-1]["mem/peak_gib"]}
 
 
+def use_flash_qla(model):
+    """Gives the model's linear attention FlashQLA's kernel, whatever this version of transformers calls it by."""
+    from flash_qla import chunk_gated_delta_rule
+
+    def rule(query, key, value, g, beta, **_):
+        return chunk_gated_delta_rule(query.contiguous(), key.contiguous(), value.contiguous(), g.float(), beta.float(),
+                                      use_qk_l2norm_in_kernel=True)[0], None
+
+    module = sys.modules[type(model).__module__]
+    for name in ("chunk_gated_delta_rule", "torch_chunk_gated_delta_rule"):
+        if hasattr(module, name):
+            setattr(module, name, rule)
+        for part in model.modules():
+            if hasattr(part, name):
+                setattr(part, name, rule)
+
+
+def peer_kernels():
+    """The fastest that is installed: flash_qla, fla, or transformers' own torch path."""
+    return next((name for name in ("flash_qla", "fla") if importlib.util.find_spec(name)), "torch")
+
+
 def peer(config, sequences, length, steps):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -60,6 +84,8 @@ def peer(config, sequences, length, steps):
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config), dtype=torch.bfloat16,
                                                  attn_implementation="sdpa").train()
+    if peer_kernels() == "flash_qla":
+        use_flash_qla(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     seconds = []
     for _ in range(steps):
@@ -73,24 +99,20 @@ def peer(config, sequences, length, steps):
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     step = statistics.median(seconds[WARM_UP:])
-    return {"step_s": step, "tokens_per_s": sequences * length / step,
+    return {"kernels": peer_kernels(), "step_s": step, "tokens_per_s": sequences * length / step,
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def peer_or_why_not(*arguments):
     """The peer in a process of its own, so that its memory is gone afterwards."""
-    done = subprocess.run([sys.executable, __file__, "--peer", *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1][:200]}
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def has_fla():
     try:
-        import fla  # noqa: F401
-    except ImportError:
-        return False
-    return True
+        done = subprocess.run([sys.executable, __file__, "--peer", *map(str, arguments)], capture_output=True, text=True,
+                              timeout=PEER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"kernels": peer_kernels(), "error": f"not done after {PEER_SECONDS} s"}
+    if done.returncode:
+        return {"kernels": peer_kernels(), "error": done.stderr.strip().splitlines()[-1][:200]}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main():
@@ -99,7 +121,7 @@ def main():
     parser.add_argument("--preset", default="qwen3_5-0.8b")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rows", type=int, nargs="*", help="which of ROWS; default: all")
-    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--peer-rows", type=int, nargs="*", help="rows of the peer; default: all")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--json")
     parser.add_argument("--peer", nargs=4, help=argparse.SUPPRESS)
@@ -118,9 +140,8 @@ def main():
             sequences, length = ROWS[index]
             row = {"commit": arguments.commit, "model": arguments.preset, "dtype": "bfloat16", "sequences": sequences,
                    "length": length, "ours": ours(arguments.sluice, model, folder, sequences, length, arguments.steps, extra)}
-            if not arguments.no_peer:
+            if arguments.peer_rows is None or index in arguments.peer_rows:
                 row["peer"] = peer_or_why_not(model, sequences, length, max(WARM_UP + 2, arguments.steps // 2))
-                row["peer_name"] = "transformers with fla" if has_fla() else "transformers, its own torch path"
             rows.append(row)
             found, other = row["ours"], row.get("peer", {})
             print(f"{sequences} x {length}: {found['step_s']:.3f} s, {found['tokens_per_s']:,.0f} tokens/s, "
