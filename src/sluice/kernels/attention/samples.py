@@ -1,4 +1,4 @@
-#SPDX - License - Identifier : Apache - 2.0
+# SPDX-License-Identifier: Apache-2.0
 """Sample arguments of torch.ops.sluice.attention, for tests/test_operators.py."""
 import torch
 
