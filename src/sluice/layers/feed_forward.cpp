@@ -10,7 +10,7 @@ SwiGlu::SwiGlu(std::int64_t hidden_size, std::int64_t intermediate_size, double 
       up_proj_(add("up_proj", std::make_unique<Linear>(intermediate_size, hidden_size, initializer_range))),
       down_proj_(add("down_proj", std::make_unique<Linear>(hidden_size, intermediate_size, initializer_range))) {}
 
-Tensor SwiGlu::forward(const Tensor& x) const {
+Tensor SwiGlu::forward(const Tensor& x, const ForwardContext&) const {
   return down_proj_.forward(swiglu(gate_proj_.forward(x), up_proj_.forward(x)));
 }
 

@@ -63,7 +63,8 @@ GatedAttention::GatedAttention(const GatedAttentionSizes& s)
       k_norm_(add("k_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))) {}
 
 Tensor GatedAttention::forward(const Tensor& x, const ForwardContext& context, MixerState* state) const {
-  const auto& [pack, table] = context;
+  const auto& pack = context.pack;
+  const auto& table = context.rotary;
   const auto d = sizes_.head_dim;
   const auto query_and_gate = q_proj_.forward(x).unflatten(1, {sizes_.num_attention_heads, 2 * d});
   const auto gate = query_and_gate.narrow(2, d, d);                                              // [T, Hq, d]

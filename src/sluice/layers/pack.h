@@ -24,10 +24,13 @@ struct Pack {
 Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past = {},
                std::vector<std::int64_t> slots = {}, at::Device device = at::kCPU);
 
+struct RouterLoad;  // layers/experts.h
+
 // What every block of one forward pass shares.
 struct ForwardContext {
   const Pack& pack;
-  RotaryTable rotary;  // cos and sin for pack.positions; undefined for a model without rotary layers
+  RotaryTable rotary;                 // cos and sin for pack.positions; undefined for a model without rotary layers
+  RouterLoad* router_load = nullptr;  // where routers add what they did; none: nobody asks
 };
 
 }  // namespace sluice

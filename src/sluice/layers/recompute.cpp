@@ -8,14 +8,14 @@ namespace sluice {
 namespace {
 
 struct Call : torch::CustomClassHolder {
-  explicit Call(std::function<Tensor(const Tensor&)> f) : function(std::move(f)) {}
-  std::function<Tensor(const Tensor&)> function;
+  explicit Call(Recomputed f) : function(std::move(f)) {}
+  Recomputed function;
 };
 
 class Recompute : public torch::autograd::Function<Recompute> {
  public:
-  static Tensor forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Call>& call,
-                        at::TensorList inputs) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const c10::intrusive_ptr<Call>& call, at::TensorList inputs) {
     context->save_for_backward(inputs.vec());
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     const at::NoGradGuard no_grad;
@@ -28,12 +28,17 @@ class Recompute : public torch::autograd::Function<Recompute> {
     const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
     const at::AutoGradMode with_grad(true);
     inputs[0] = inputs[0].detach().requires_grad_(true);
-    const auto output = call->function(inputs[0]);
-    torch::autograd::variable_list wanted;
+    torch::autograd::variable_list outputs, output_grads, wanted;
+    const auto all_outputs = call->function(inputs[0]);
+    for (std::size_t i = 0; i < all_outputs.size(); ++i) {
+      if (!all_outputs[i].requires_grad()) continue;
+      outputs.push_back(all_outputs[i]);
+      output_grads.push_back(grads[i]);
+    }
     for (const auto& input : inputs) {
       if (input.requires_grad()) wanted.push_back(input);
     }
-    auto found = torch::autograd::grad({output}, wanted, grads, /*retain_graph=*/false, /*create_graph=*/false,
+    auto found = torch::autograd::grad(outputs, wanted, output_grads, /*retain_graph=*/false, /*create_graph=*/false,
                                        /*allow_unused=*/true);
     torch::autograd::variable_list result{Tensor()};  // for `call`
     auto next = found.begin();
@@ -44,8 +49,7 @@ class Recompute : public torch::autograd::Function<Recompute> {
 
 }  // namespace
 
-Tensor recompute(const std::function<Tensor(const Tensor&)>& function, const Tensor& x,
-                 const std::vector<Tensor>& parameters) {
+std::vector<Tensor> recompute(const Recomputed& function, const Tensor& x, const std::vector<Tensor>& parameters) {
   torch::autograd::variable_list inputs{x};
   inputs.insert(inputs.end(), parameters.begin(), parameters.end());
   return Recompute::apply(c10::make_intrusive<Call>(function),

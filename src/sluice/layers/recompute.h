@@ -10,9 +10,10 @@
 
 namespace sluice {
 
+using Recomputed = std::function<std::vector<Tensor>(const Tensor&)>;
+
 // function(x), keeping x alone for the backward pass. `parameters` are the tensors besides x that get gradients through
 // it. The function runs twice and must give the same bits both times.
-Tensor recompute(const std::function<Tensor(const Tensor&)>& function, const Tensor& x,
-                 const std::vector<Tensor>& parameters);
+std::vector<Tensor> recompute(const Recomputed& function, const Tensor& x, const std::vector<Tensor>& parameters);
 
 }  // namespace sluice

@@ -3,9 +3,33 @@
 
 #include <numeric>
 
+#include "sluice/layers/experts.h"
 #include "sluice/layers/recompute.h"
 
 namespace sluice {
+namespace {
+
+// block.forward(h, context) without a state, whose inner activations are computed again in the backward pass.
+Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContext& context) {
+  std::vector<Tensor> parameters;
+  for (const auto* parameter : block.parameters()) parameters.push_back(parameter->value);
+  // The backward pass may come after the caller's pack is gone: the function holds its own.
+  const auto again = [&block, pack = context.pack, rotary = context.rotary,
+                      routed = context.router_load != nullptr](const Tensor& x) {
+    RouterLoad load;
+    std::vector<Tensor> outputs{
+        block.forward(x, {.pack = pack, .rotary = rotary, .router_load = routed ? &load : nullptr}, nullptr)};
+    if (load.rows > 0) outputs.insert(outputs.end(), {load.visits, load.probability});
+    return outputs;
+  };
+  const auto outputs = recompute(again, h, parameters);
+  if (outputs.size() > 1) {
+    context.router_load->add({.rows = h.size(0), .visits = outputs[1], .probability = outputs[2]});
+  }
+  return outputs[0];
+}
+
+}  // namespace
 
 Block::Block(BlockParts parts)
     : mixer_norm_(add(parts.mixer_norm.name, std::move(parts.mixer_norm.part))),
@@ -15,7 +39,7 @@ Block::Block(BlockParts parts)
 
 Tensor Block::forward(const Tensor& h, const ForwardContext& context, MixerState* state) const {
   const auto mixed = h + mixer_.forward(mixer_norm_.forward(h), context, state);
-  return mixed + feed_forward_.forward(feed_forward_norm_.forward(mixed));
+  return mixed + feed_forward_.forward(feed_forward_norm_.forward(mixed), context);
 }
 
 Decoder::Decoder(DecoderParts parts)
@@ -38,21 +62,15 @@ Decoder::Decoder(DecoderParts parts)
   }
 }
 
-Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state) const {
-  const ForwardContext context{.pack = pack, .rotary = rotary_table(pack.positions, rotary_.theta, rotary_.dim)};
+Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load) const {
+  const ForwardContext context{
+      .pack = pack, .rotary = rotary_table(pack.positions, rotary_.theta, rotary_.dim), .router_load = router_load};
   auto h = embed_tokens_.forward(tokens);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    const auto* block = blocks_[i];
     if (recompute_ == Recompute::kBlocks && at::GradMode::is_enabled()) {
-      std::vector<Tensor> parameters;
-      for (const auto* parameter : block->parameters()) parameters.push_back(parameter->value);
-      // The backward pass may come after the caller's pack is gone: the function holds its own.
-      const auto again = [block, pack, rotary = context.rotary](const Tensor& x) {
-        return block->forward(x, {.pack = pack, .rotary = rotary}, nullptr);
-      };
-      h = recompute(again, h, parameters);
+      h = recomputed_block(*blocks_[i], h, context);
     } else {
-      h = block->forward(h, context, state == nullptr ? nullptr : state->layers[i].get());
+      h = blocks_[i]->forward(h, context, state == nullptr ? nullptr : state->layers[i].get());
     }
   }
   return norm_.forward(h);
@@ -71,6 +89,7 @@ DecoderState Decoder::new_state(std::int64_t slots, std::int64_t capacity) const
 std::string Decoder::why_not_on_gpu(at::ScalarType dtype) const {
   for (const auto* block : blocks_) {
     if (auto reason = block->mixer().why_not_on_gpu(dtype); !reason.empty()) return reason;
+    if (auto reason = block->feed_forward().why_not_on_gpu(); !reason.empty()) return reason;
   }
   return "";
 }

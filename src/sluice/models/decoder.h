@@ -73,8 +73,10 @@ class Decoder : public Module {
  public:
   explicit Decoder(DecoderParts parts);
 
-  // tokens [T] int64 to hidden states after the final norm [T, D]. With a state, sequences continue their slots.
-  Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr) const;
+  // tokens [T] int64 to hidden states after the final norm [T, D]. With a state, sequences continue their slots. The
+  // routers of sparse layers add to `router_load` what they did, where it is given.
+  Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr,
+                 RouterLoad* router_load = nullptr) const;
 
   const Tensor& head() const;  // [V, D]: logits = hidden head^T
   DecoderState new_state(std::int64_t slots, std::int64_t capacity) const;

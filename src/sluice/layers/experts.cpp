@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/layers/experts.h"
+
+#include "sluice/kernels/expert_matmul/expert_matmul.h"
+#include "sluice/kernels/swiglu/swiglu.h"
+
+namespace sluice {
+
+TopKRouter::TopKRouter(const SparseMoeSizes& s)
+    : top_k_(s.num_experts_per_tok),
+      norm_topk_prob_(s.norm_topk_prob),
+      weight_(declare(
+          {.name = "weight", .shape = {s.num_experts, s.hidden_size}, .init = Init::normal(s.initializer_range)})) {}
+
+Routing TopKRouter::forward(const Tensor& x) const {
+  const auto logits = at::linear(x.to(kFloat), weight_.value.to(kFloat));  // in bfloat16 near experts would tie
+  const auto probabilities = logits.softmax(1);
+  // A stable sort keeps the lower of equal experts first; topk promises no order.
+  const auto order = std::get<1>(probabilities.detach().sort(/*stable=*/true, 1, /*descending=*/true));
+  const auto experts = order.narrow(1, 0, top_k_).contiguous();
+  auto weights = probabilities.gather(1, experts);
+  if (norm_topk_prob_) weights = weights / weights.sum(1, /*keepdim=*/true);
+  return {.experts = experts,
+          .weights = weights,
+          .probabilities = probabilities,
+          .visits = at::bincount(experts.flatten(), std::nullopt, weight_.shape[0])};
+}
+
+RoutedExperts::RoutedExperts(const SparseMoeSizes& s)
+    : gate_up_proj_(declare({.name = "gate_up_proj",
+                             .shape = {s.num_experts, 2 * s.moe_intermediate_size, s.hidden_size},
+                             .init = Init::normal(s.initializer_range)})),
+      down_proj_(declare({.name = "down_proj",
+                          .shape = {s.num_experts, s.hidden_size, s.moe_intermediate_size},
+                          .init = Init::normal(s.initializer_range)})) {}
+
+// A line is a token's visit to an expert; lines are sorted by expert, and in it by token.
+Tensor RoutedExperts::forward(const Tensor& x, const Routing& routing) const {
+  const auto tokens = x.size(0), top_k = routing.experts.size(1);
+  const auto order = routing.experts.flatten().argsort(/*stable=*/true, 0, /*descending=*/false);  // [T k]
+  const auto token = at::floor_divide(order, top_k);                                               // [T k]
+  const auto offsets = at::constant_pad_nd(routing.visits.cumsum(0), {1, 0}).to(kInt);             // [E + 1]
+  const auto weights = routing.weights.flatten().index_select(0, order).to(x.scalar_type());       // [T k]
+
+  const auto gate_up = expert_matmul(x, gate_up_proj_.value, offsets, token, std::nullopt, order.size(0)).chunk(2, 1);
+  // The weights enter before the down projection, which is linear: what leaves it need not be kept for their gradient.
+  const auto hidden = swiglu(gate_up[0], gate_up[1]) * weights.unsqueeze(1);  // [T k, I]
+  return expert_matmul(hidden, down_proj_.value, offsets, std::nullopt, token, tokens);
+}
+
+SparseMoe::SparseMoe(const SparseMoeSizes& s)
+    : sizes_(s),
+      gate_(add("gate", std::make_unique<TopKRouter>(s))),
+      experts_(add("experts", std::make_unique<RoutedExperts>(s))),
+      shared_expert_(add("shared_expert", std::make_unique<SwiGlu>(s.hidden_size, s.shared_expert_intermediate_size,
+                                                                   s.initializer_range))),
+      shared_expert_gate_(add("shared_expert_gate", std::make_unique<Linear>(1, s.hidden_size, s.initializer_range))) {}
+
+Tensor SparseMoe::forward(const Tensor& x, const ForwardContext& context) const {
+  const auto routing = gate_.forward(x);
+  if (context.router_load != nullptr) {
+    context.router_load->add(
+        {.rows = x.size(0), .visits = routing.visits.to(kFloat), .probability = routing.probabilities.sum(0)});
+  }
+  return experts_.forward(x, routing) + shared_expert_gate_.forward(x).sigmoid() * shared_expert_.forward(x, context);
+}
+
+std::string SparseMoe::why_not_on_gpu() const { return "a mixture of experts has no kernels for GPUs yet"; }
+
+void SparseMoe::count_operations(double tokens, Operations& operations) const {
+  const auto hidden = static_cast<double>(sizes_.hidden_size);
+  const auto widths = static_cast<double>(sizes_.num_experts_per_tok * sizes_.moe_intermediate_size);
+  operations["router"] += 2 * tokens * hidden * static_cast<double>(sizes_.num_experts);
+  operations["experts"] += 2 * tokens * 3 * hidden * widths;
+  shared_expert_.count_operations(tokens, operations);
+  operations["feed-forward"] += shared_expert_gate_.operations(tokens);
+}
+
+void RouterLoad::add(const RouterLoad& other) {
+  rows += other.rows;
+  visits = visits.defined() ? visits + other.visits : other.visits;
+  probability = probability.defined() ? probability + other.probability : other.probability;
+}
+
+Tensor load_balancing_loss(const RouterLoad& load) {
+  const auto rows = static_cast<double>(load.rows);
+  const auto experts = static_cast<double>(load.visits.size(0));
+  return (load.visits.detach() * load.probability).sum() * (experts / (rows * rows));
+}
+
+}  // namespace sluice
