@@ -45,11 +45,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       disk.push_back({name, Dtype::kBF16, {static_cast<std::int64_t>(shard.size() % 9), 2}});
     }
     for (const auto& mapped : map_weights("fuzz", disk, kWanted, kRules)) {
-      if (!mapped.parameter) continue;
-      const auto& shape = kWanted[*mapped.parameter].shape;
-      std::int64_t elements = 1;
-      for (const auto dim : shape) elements *= dim;
-      if (mapped.offset < 0 || mapped.offset + mapped.disk.elements() > elements) std::abort();
+      for (const auto& run : mapped.runs) {
+        std::int64_t elements = 1;
+        for (const auto dim : kWanted[run.parameter].shape) elements *= dim;
+        if (run.offset < 0 || run.offset + run.elements > elements) std::abort();
+      }
     }
   });
   return 0;

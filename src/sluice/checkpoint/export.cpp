@@ -17,31 +17,32 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// One tensor of the export: from a parameter, or copied from the source.
+// One tensor of the export: made of runs of parameters, or copied from the source.
 struct Item {
   TensorInfo info;
-  const Parameter* parameter = nullptr;
-  std::int64_t offset = 0;  // elements of the parameter before it
+  std::vector<Run> runs;
   const ModelFolder::Tensor* copied = nullptr;
 };
 
-void write_item(SafetensorsWriter& writer, const Item& item) {
+void write_item(SafetensorsWriter& writer, const Item& item, const std::vector<Parameter*>& parameters) {
   if (item.copied != nullptr) return writer.write(item.copied->bytes());
-  const auto& value = item.parameter->value;
-  SLUICE_CHECK(value.defined() && value.sizes() == item.parameter->shape,
-               "export: {} has no value of its declared shape {}", item.parameter->name,
-               shape_text(item.parameter->shape));
-  const auto piece = value.detach().reshape(-1).narrow(0, item.offset, item.info.elements());
-  writer.write(tensor_bytes(piece.to(at::kCPU, scalar_type(item.info.dtype)).contiguous()));
+  for (const auto& run : item.runs) {
+    const auto& parameter = *parameters[run.parameter];
+    const auto& value = parameter.value;
+    SLUICE_CHECK(value.defined() && value.sizes() == parameter.shape,
+                 "export: {} has no value of its declared shape {}", parameter.name, shape_text(parameter.shape));
+    const auto piece = value.detach().reshape(-1).narrow(0, run.offset, run.elements);
+    writer.write(tensor_bytes(piece.to(at::kCPU, scalar_type(item.info.dtype)).contiguous()));
+  }
 }
 
-void write_weights(const fs::path& path, std::vector<Item> items) {
+void write_weights(const fs::path& path, std::vector<Item> items, const std::vector<Parameter*>& parameters) {
   // Wider dtypes first keep every tensor aligned; readers that map the file then need no copy.
   std::ranges::stable_sort(items, std::greater<>(), [](const Item& item) { return dtype_bytes(item.info.dtype); });
   std::vector<TensorInfo> infos;
   for (const auto& item : items) infos.push_back(item.info);
   SafetensorsWriter writer(path, infos);
-  for (const auto& item : items) write_item(writer, item);
+  for (const auto& item : items) write_item(writer, item, parameters);
   writer.commit();
 }
 
@@ -61,9 +62,10 @@ std::vector<std::vector<Item>> cut_into_shards(std::vector<Item> items, std::uin
   return shards;
 }
 
-void write_shards(const fs::path& folder, std::vector<Item> items, std::uint64_t max_bytes) {
+void write_shards(const fs::path& folder, std::vector<Item> items, const std::vector<Parameter*>& parameters,
+                  std::uint64_t max_bytes) {
   auto shards = cut_into_shards(std::move(items), max_bytes);
-  if (shards.size() == 1) return write_weights(folder / kWeightsFile, std::move(shards[0]));
+  if (shards.size() == 1) return write_weights(folder / kWeightsFile, std::move(shards[0]), parameters);
   json weight_map = json::object();
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
@@ -72,7 +74,7 @@ void write_shards(const fs::path& folder, std::vector<Item> items, std::uint64_t
       weight_map[item.info.name] = name;
       total += item.info.bytes();
     }
-    write_weights(folder / name, std::move(shards[i]));
+    write_weights(folder / name, std::move(shards[i]), parameters);
   }
   const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
   write_file(folder / kIndexFile, index.dump(2) + "\n");
@@ -161,11 +163,10 @@ void export_model(const fs::path& out, const std::vector<Parameter*>& parameters
     const auto& mapped = map[i];
     if (!mapped.exported) continue;
     expected.push_back(mapped.disk);
-    items.push_back(mapped.parameter ? Item{mapped.disk, parameters[*mapped.parameter], mapped.offset}
-                                     : Item{.info = mapped.disk, .copied = &source.tensors()[i]});
+    items.push_back({mapped.disk, mapped.runs, mapped.runs.empty() ? &source.tensors()[i] : nullptr});
   }
   AtomicFolder folder(out);
-  write_shards(folder.path(), std::move(items), options.max_shard_bytes);
+  write_shards(folder.path(), std::move(items), parameters, options.max_shard_bytes);
   copy_bytes(source.path() / kConfigFile, folder.path() / kConfigFile);
   copy_companions(source.path(), folder.path(), source.config());
   verify(folder.path(), expected);
@@ -176,20 +177,20 @@ void export_fresh_model(const fs::path& out, const std::vector<Parameter*>& para
                         const WeightRules& rules, at::ScalarType dtype, const std::optional<fs::path>& companions,
                         const ExportOptions& options) {
   const auto wanted = wanted_tensors(parameters);
+  std::vector<Dtype> dtypes;
+  for (const auto* parameter : parameters) dtypes.push_back(stored_dtype(held_dtype(*parameter, dtype)));
   std::vector<Item> items;
   std::vector<TensorInfo> expected;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    for (const auto& tensor : fresh_tensors(wanted[i], i, stored_dtype(held_dtype(*parameters[i], dtype)), rules)) {
-      expected.push_back(tensor.disk);
-      items.push_back({tensor.disk, parameters[i], tensor.offset});
-    }
+  for (auto& tensor : fresh_tensors(wanted, dtypes, rules)) {
+    expected.push_back(tensor.disk);
+    items.push_back({.info = tensor.disk, .runs = std::move(tensor.runs)});
   }
   std::string name = at::toString(dtype);  // "BFloat16"; config.json says "bfloat16"
   std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::tolower(letter); });
   config.erase("torch_dtype");  // the older name of the same key
   config["dtype"] = dtype == at::kFloat ? "float32" : name;
   AtomicFolder folder(out);
-  write_shards(folder.path(), std::move(items), options.max_shard_bytes);
+  write_shards(folder.path(), std::move(items), parameters, options.max_shard_bytes);
   write_file(folder.path() / kConfigFile, config.dump(2) + "\n");
   copy_companions(companions.value_or(fs::path()), folder.path(), json(config));
   verify(folder.path(), expected);

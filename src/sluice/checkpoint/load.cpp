@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/checkpoint/load.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <map>
 
 #include "sluice/checkpoint/tensor_io.h"
@@ -38,6 +41,34 @@ std::vector<MappedTensor> map_folder(const ModelFolder& folder, const std::vecto
   return map_weights(folder.path().string(), on_disk, wanted_tensors(parameters), rules);
 }
 
+std::string parameter_names(const MappedTensor& mapped, const std::vector<Parameter*>& parameters) {
+  std::vector<std::string> names;
+  for (const auto& run : mapped.runs) {
+    const auto& name = parameters[run.parameter]->name;
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+namespace {
+
+// Copies a tensor's runs to where they belong, making room first for parameters that have none.
+void copy_runs(const MappedTensor& mapped, const Tensor& disk, const std::vector<Parameter*>& parameters,
+               at::ScalarType model_dtype) {
+  const auto flat = disk.reshape(-1);
+  std::int64_t at = 0;
+  for (const auto& run : mapped.runs) {
+    auto& parameter = *parameters[run.parameter];
+    if (!parameter.value.defined()) {
+      parameter.value = at::empty(parameter.shape, at::TensorOptions().dtype(held_dtype(parameter, model_dtype)));
+    }
+    parameter.value.view(-1).narrow(0, run.offset, run.elements).copy_(flat.narrow(0, at, run.elements));
+    at += run.elements;
+  }
+}
+
+}  // namespace
+
 LoadReport load_parameters(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
                            const WeightRules& rules, at::ScalarType model_dtype) {
   const at::NoGradGuard no_grad;
@@ -47,19 +78,15 @@ LoadReport load_parameters(const ModelFolder& folder, const std::vector<Paramete
   for (auto* parameter : parameters) parameter->value = Tensor();
   for (std::size_t i = 0; i < map.size(); ++i) {
     const auto& mapped = map[i];
-    report.rows.push_back({mapped.disk, {}, mapped.aside_reason});
-    if (!mapped.parameter) continue;
-    auto& parameter = *parameters[*mapped.parameter];
-    report.rows.back().parameter = parameter.name;
-    const auto dtype = held_dtype(parameter, model_dtype);
+    report.rows.push_back({mapped.disk, parameter_names(mapped, parameters), mapped.aside_reason});
+    if (mapped.runs.empty()) continue;
     const auto& tensor = folder.tensors()[i];
     const auto disk = tensor_over(tensor.file, *tensor.stored);
-    if (disk.sizes() == parameter.shape) {  // the whole of it
-      parameter.value = disk.to(dtype);
+    if (auto& parameter = *parameters[mapped.runs[0].parameter]; disk.sizes() == parameter.shape) {  // the whole of it
+      parameter.value = disk.to(held_dtype(parameter, model_dtype));
       report.shared += parameter.value.const_data_ptr() == tensor.bytes().data() ? 1 : 0;
     } else {
-      if (!parameter.value.defined()) parameter.value = at::empty(parameter.shape, at::TensorOptions().dtype(dtype));
-      parameter.value.view(-1).narrow(0, mapped.offset, disk.numel()).copy_(disk.reshape(-1));
+      copy_runs(mapped, disk, parameters, model_dtype);
     }
   }
   if (const auto line = report.aside_line(); !line.empty()) log_info("{}: {}", folder.path().string(), line);

@@ -17,7 +17,7 @@ namespace sluice {
 struct LoadReport {
   struct Row {
     TensorInfo disk;
-    std::string parameter;  // name in memory; empty: set aside
+    std::string parameter;  // name in memory, of several with commas between; empty: set aside
     std::string aside_reason;
   };
   std::vector<Row> rows;              // by disk name
@@ -34,6 +34,9 @@ std::vector<WantedTensor> wanted_tensors(const std::vector<Parameter*>& paramete
 // The map alone, without touching a parameter. Data error as map_weights().
 std::vector<MappedTensor> map_folder(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
                                      const WeightRules& rules);
+
+// The names of the parameters that a tensor fills, with commas between; empty: set aside.
+std::string parameter_names(const MappedTensor& mapped, const std::vector<Parameter*>& parameters);
 
 // Sets every parameter's value on the CPU, in the dtype that it is held in. A tensor that has that dtype on disk is not
 // copied: the value lies over the mapped file, copy-on-write, and may be trained in place. Logs what was set aside, and

@@ -34,7 +34,7 @@ ExitCode run_inspect(const InspectOptions& options, const Invocation&) {
   const ModelFolder folder(options.path);
   const auto where = (options.path / kConfigFile).string();
   const auto& family = family_of(folder.config(), where);
-  const auto model = family.build(folder.config(), where);
+  const auto model = build_model(folder.config(), where);
   const auto parameters = model.decoder->parameters();
   const auto map = map_folder(folder, parameters, model.weights);
 
@@ -44,10 +44,10 @@ ExitCode run_inspect(const InspectOptions& options, const Invocation&) {
     if (options.tensors) {
       fmt::print("{:<72} {:<18} {:<8} -> {}\n", tensor.disk.name, shape_text(tensor.disk.shape),
                  dtype_name(tensor.disk.dtype),
-                 tensor.parameter ? parameters[*tensor.parameter]->name : "set aside: " + tensor.aside_reason);
+                 tensor.runs.empty() ? "set aside: " + tensor.aside_reason : parameter_names(tensor, parameters));
     }
     by_dtype[std::string(dtype_name(tensor.disk.dtype))].add(tensor.disk);
-    (tensor.parameter ? trained : aside[tensor.aside_reason]).add(tensor.disk);
+    (tensor.runs.empty() ? aside[tensor.aside_reason] : trained).add(tensor.disk);
   }
   if (options.tensors) fmt::print("\n");
   fmt::print("{:<32} {} (model_type {})\n", "family", family.name, folder.config().value("model_type", ""));

@@ -54,6 +54,50 @@ std::int64_t product(std::span<const std::int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
+// A parameter whose rows lie in an interleaved tensor.
+struct Interleaving {
+  const WeightRules::Interleaved* rule = nullptr;  // null: the parameter lies by itself
+  std::string beginning;                           // of the names, before the rule's
+  bool first = false;                              // the tensor is accounted for at the first of its parameters
+};
+
+Interleaving interleaving_of(const std::string& name, const WeightRules& rules) {
+  for (const auto& rule : rules.interleaved) {
+    for (const auto& part : rule.parts) {
+      if (!name.ends_with(part.parameter)) continue;
+      return {&rule, name.substr(0, name.size() - part.parameter.size()), part.parameter == rule.parts[0].parameter};
+    }
+  }
+  return {};
+}
+
+using Index = std::unordered_map<std::string, std::size_t>;  // of the wanted tensors by name
+
+Index index_of(std::span<const WantedTensor> wanted) {
+  Index index;
+  for (std::size_t i = 0; i < wanted.size(); ++i) index.emplace(wanted[i].name, i);
+  return index;
+}
+
+// The interleaved tensor that begins with `parameter`: its shape, and what its runs are.
+MappedTensor interleaved_tensor(const Interleaving& interleaving, std::size_t parameter, const Index& index,
+                                std::span<const WantedTensor> wanted) {
+  const auto& rule = *interleaving.rule;
+  MappedTensor tensor{
+      .disk = {.name = interleaving.beginning + rule.tensor, .dtype = {}, .shape = wanted[parameter].shape}};
+  const auto columns = product(std::span(wanted[parameter].shape).subspan(1));
+  std::int64_t rows = 0;
+  for (std::int64_t group = 0; group < rule.groups; ++group) {
+    for (const auto& part : rule.parts) {
+      const auto first = part.first_row + group * part.rows;
+      tensor.runs.push_back({index.at(interleaving.beginning + part.parameter), first * columns, part.rows * columns});
+      rows += part.rows;
+    }
+  }
+  tensor.disk.shape[0] = rows;
+  return tensor;
+}
+
 // Things of one kind that went wrong: the count and the first are told.
 class Faults {
  public:
@@ -92,8 +136,12 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 class Mapper {
  public:
   Mapper(std::span<const WantedTensor> wanted, const WeightRules& rules)
-      : wanted_(wanted), rules_(rules), filled_(wanted.size()) {
-    for (std::size_t i = 0; i < wanted.size(); ++i) index_.emplace(wanted[i].name, i);
+      : wanted_(wanted), rules_(rules), index_(index_of(wanted)), filled_(wanted.size()) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      filled_[i].interleaving = interleaving_of(wanted[i].name, rules);
+      if (!filled_[i].interleaving.first) continue;
+      interleaved_.emplace(filled_[i].interleaving.beginning + filled_[i].interleaving.rule->tensor, i);
+    }
   }
 
   std::vector<MappedTensor> map(const std::string& where, std::span<const TensorInfo> on_disk) {
@@ -104,8 +152,10 @@ class Mapper {
   }
 
  private:
-  // What is known of a parameter: the tensor that holds all of it, or its pieces.
+  // What is known of a parameter: the tensor that holds all of it, its pieces, or the interleaved tensor that it is the
+  // first of.
   struct Filled {
+    Interleaving interleaving;
     std::vector<std::size_t> whole;  // indices into mapped_
     const WeightRules::Pieces* rule = nullptr;
     std::map<std::pair<std::int64_t, std::size_t>, std::vector<std::size_t>> pieces;  // by number and part
@@ -115,8 +165,12 @@ class Mapper {
     MappedTensor mapped{.disk = tensor};
     const auto here = mapped_.size();
     const auto name = memory_name(tensor.name);
-    if (const auto found = index_.find(name); found != index_.end()) {
-      mapped.parameter = found->second;
+    if (const auto found = interleaved_.find(name); found != interleaved_.end()) {
+      filled_[found->second].whole.push_back(here);
+      return mapped;
+    }
+    if (const auto found = index_.find(name);
+        found != index_.end() && filled_[found->second].interleaving.rule == nullptr) {
       filled_[found->second].whole.push_back(here);
       return mapped;
     }
@@ -125,7 +179,6 @@ class Mapper {
       if (!piece) continue;
       const auto found = index_.find(piece->parameter);
       if (found == index_.end()) continue;
-      mapped.parameter = found->second;
       auto& filled = filled_[found->second];
       filled.rule = &rule;
       filled.pieces[{piece->number, piece->part}].push_back(here);
@@ -159,20 +212,28 @@ class Mapper {
   void check(std::size_t parameter) {
     const auto& filled = filled_[parameter];
     const auto& wanted = wanted_[parameter];
+    const auto& [rule, beginning, first] = filled.interleaving;
+    if (rule != nullptr && !first) return;
     if (filled.whole.empty() && filled.pieces.empty()) {
-      missing_.add(disk_name(wanted.name));
+      missing_.add(disk_name(rule == nullptr ? wanted.name : beginning + rule->tensor));
     } else if (filled.whole.size() > 1) {
       add_twice(filled.whole[0], filled.whole[1]);
     } else if (!filled.whole.empty() && !filled.pieces.empty()) {
       add_twice(filled.whole[0], filled.pieces.begin()->second[0]);
+    } else if (rule != nullptr) {
+      auto tensor = interleaved_tensor(filled.interleaving, parameter, index_, wanted_);
+      check_one(filled.whole[0], wanted, tensor.disk.shape);
+      mapped_[filled.whole[0]].runs = std::move(tensor.runs);
     } else if (!filled.whole.empty()) {
       check_one(filled.whole[0], wanted, wanted.shape);
+      mapped_[filled.whole[0]].runs = {{parameter, 0, product(wanted.shape)}};
     } else {
-      check_pieces(wanted, filled);
+      check_pieces(parameter, filled);
     }
   }
 
-  void check_pieces(const WantedTensor& wanted, const Filled& filled) {
+  void check_pieces(std::size_t parameter, const Filled& filled) {
+    const auto& wanted = wanted_[parameter];
     const auto& rule = *filled.rule;
     const auto parts = static_cast<std::int64_t>(rule.pieces.size());
     // Of pieces without a known count there are as many as the rows of one of them imply; a gap is a missing one.
@@ -199,7 +260,8 @@ class Mapper {
           continue;
         }
         if (found->second.size() > 1) add_twice(found->second[0], found->second[1]);
-        mapped_[found->second[0]].offset = (number * parts + static_cast<std::int64_t>(part)) * elements;
+        const auto offset = (number * parts + static_cast<std::int64_t>(part)) * elements;
+        mapped_[found->second[0]].runs = {{parameter, offset, elements}};
         check_one(found->second[0], wanted, shape);
       }
     }
@@ -249,13 +311,27 @@ class Mapper {
 
   std::span<const WantedTensor> wanted_;
   const WeightRules& rules_;
-  std::unordered_map<std::string, std::size_t> index_;
+  Index index_;
+  Index interleaved_;  // the first parameter of each interleaved tensor, by the tensor's name in memory
   std::vector<Filled> filled_;
   std::vector<MappedTensor> mapped_;
   const WeightRules::Prefix* seen_prefix_ = nullptr;
   Faults missing_{"missing"}, unexpected_{"unexpected"}, misshapen_{"of another shape"},
       unusable_{"of a dtype without its scale"}, twice_{"stored twice"};
 };
+
+// The pieces of a new model's parameter.
+void append_pieces(const WantedTensor& wanted, std::size_t parameter, const WeightRules::Pieces& rule,
+                   std::vector<MappedTensor>& tensors) {
+  const auto parts = static_cast<std::int64_t>(rule.pieces.size());
+  std::vector<std::int64_t> shape(wanted.shape.begin() + 1, wanted.shape.end());
+  shape[0] /= parts;
+  const auto elements = product(shape);
+  for (std::int64_t i = 0; i < wanted.shape[0] * parts; ++i) {
+    const auto name = piece_name(wanted.name, rule, i / parts, static_cast<std::size_t>(i % parts));
+    tensors.push_back({.disk = {name, {}, shape}, .runs = {{parameter, i * elements, elements}}});
+  }
+}
 
 }  // namespace
 
@@ -264,21 +340,26 @@ std::vector<MappedTensor> map_weights(const std::string& where, std::span<const 
   return Mapper(wanted, rules).map(where, on_disk);
 }
 
-std::vector<MappedTensor> fresh_tensors(const WantedTensor& wanted, std::size_t parameter, Dtype dtype,
+std::vector<MappedTensor> fresh_tensors(std::span<const WantedTensor> wanted, std::span<const Dtype> dtypes,
                                         const WeightRules& rules) {
-  for (const auto& rule : rules.pieces) {
-    if (!rule.fresh || !wanted.name.ends_with(rule.parameter)) continue;
-    const auto parts = static_cast<std::int64_t>(rule.pieces.size());
-    std::vector<std::int64_t> shape(wanted.shape.begin() + 1, wanted.shape.end());
-    shape[0] /= parts;
-    std::vector<MappedTensor> pieces;
-    for (std::int64_t i = 0; i < wanted.shape[0] * parts; ++i) {
-      const auto name = piece_name(wanted.name, rule, i / parts, static_cast<std::size_t>(i % parts));
-      pieces.push_back({.disk = {name, dtype, shape}, .parameter = parameter, .offset = i * product(shape)});
+  const auto index = index_of(wanted);
+  std::vector<MappedTensor> tensors;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const auto first_new = tensors.size();
+    const auto pieces = std::ranges::find_if(rules.pieces, [&](const WeightRules::Pieces& rule) {
+      return rule.fresh && wanted[i].name.ends_with(rule.parameter);
+    });
+    if (const auto interleaving = interleaving_of(wanted[i].name, rules); interleaving.rule != nullptr) {
+      if (interleaving.first) tensors.push_back(interleaved_tensor(interleaving, i, index, wanted));
+    } else if (pieces != rules.pieces.end()) {
+      append_pieces(wanted[i], i, *pieces, tensors);
+    } else {
+      tensors.push_back(
+          {.disk = {wanted[i].name, dtypes[i], wanted[i].shape}, .runs = {{i, 0, product(wanted[i].shape)}}});
     }
-    return pieces;
+    for (auto n = first_new; n < tensors.size(); ++n) tensors[n].disk.dtype = dtypes[i];
   }
-  return {{.disk = {wanted.name, dtype, wanted.shape}, .parameter = parameter}};
+  return tensors;
 }
 
 }  // namespace sluice

@@ -37,9 +37,23 @@ struct WeightRules {
         true;  // one number an entry of the first dimension; otherwise the rows are split evenly over the numbers
     bool fresh = false;  // a new model is written in pieces (stacked alone)
   };
-  std::vector<Prefix> prefixes;
-  std::vector<Aside> aside;
-  std::vector<Pieces> pieces;
+  // A tensor on disk may hold the rows of several parameters, interleaved: `groups` times its `parts`, one after
+  // another, where group g of a part is rows first_row + g rows to first_row + (g + 1) rows of the part's parameter.
+  // The tensor's name ends in `tensor` and the parameters' in `parameter`, after the same beginning. Such parameters
+  // lie on disk in no other form.
+  struct Interleaved {
+    struct Part {
+      std::string parameter;
+      std::int64_t first_row, rows;
+    };
+    std::string tensor;
+    std::int64_t groups;
+    std::vector<Part> parts;
+  };
+  std::vector<Prefix> prefixes = {};
+  std::vector<Aside> aside = {};
+  std::vector<Pieces> pieces = {};
+  std::vector<Interleaved> interleaved = {};
 };
 
 struct WantedTensor {
@@ -48,10 +62,16 @@ struct WantedTensor {
   bool floating = true;  // takes F16, BF16, F32, F64 alone: other dtypes mean values that need a scale
 };
 
+// Neighbouring elements of a tensor on disk that are neighbours in a parameter too.
+struct Run {
+  std::size_t parameter;  // index into the wanted tensors
+  std::int64_t offset;    // elements of the parameter before the run's
+  std::int64_t elements;
+};
+
 struct MappedTensor {
   TensorInfo disk;
-  std::optional<std::size_t> parameter = {};  // index into the wanted tensors; none: set aside
-  std::int64_t offset = 0;                    // elements of the parameter before this tensor's
+  std::vector<Run> runs = {};  // one after another they are the tensor; none: set aside
   std::string aside_reason = {};
   bool exported = true;
 };
@@ -62,8 +82,9 @@ struct MappedTensor {
 std::vector<MappedTensor> map_weights(const std::string& where, std::span<const TensorInfo> on_disk,
                                       std::span<const WantedTensor> wanted, const WeightRules& rules);
 
-// How a new model's parameter is written: itself, or its pieces where the rules say so.
-std::vector<MappedTensor> fresh_tensors(const WantedTensor& wanted, std::size_t parameter, Dtype dtype,
+// How a new model is written: each parameter as it is, in pieces or interleaved with others, as the rules say. `dtypes`
+// are those of the parameters.
+std::vector<MappedTensor> fresh_tensors(std::span<const WantedTensor> wanted, std::span<const Dtype> dtypes,
                                         const WeightRules& rules);
 
 }  // namespace sluice

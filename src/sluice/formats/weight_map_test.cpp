@@ -37,20 +37,26 @@ std::string error(const std::vector<TensorInfo>& disk, const std::vector<WantedT
   return data_error([&] { map(disk, wanted); });
 }
 
+// The one parameter that a tensor fills, and no other.
+std::size_t parameter_of(const MappedTensor& mapped) {
+  EXPECT_EQ(mapped.runs.size(), 1u) << mapped.disk.name;
+  return mapped.runs.at(0).parameter;
+}
+
 TEST(WeightMap, AcceptsLongAndShortPrefixes) {
   const auto longer =
       map({bf16("model.language_model.embed.weight", {10, 4}), bf16("model.language_model.layers.0.A_log", {2})});
   const auto shorter = map({bf16("model.embed.weight", {10, 4}), bf16("model.layers.0.A_log", {2})});
   for (const auto* mapped : {&longer, &shorter}) {
-    EXPECT_EQ((*mapped)[0].parameter, 0u);
-    EXPECT_EQ((*mapped)[1].parameter, 1u);
+    EXPECT_EQ(parameter_of((*mapped)[0]), 0u);
+    EXPECT_EQ(parameter_of((*mapped)[1]), 1u);
   }
 }
 
 TEST(WeightMap, SetsAsideWithTheReason) {
   const auto mapped = map({bf16("model.embed.weight", {10, 4}), bf16("model.layers.0.A_log", {2}),
                            bf16("model.visual.x", {1}), bf16("mtp.fc.weight", {1}), bf16("lm_head.weight", {10, 4})});
-  EXPECT_FALSE(mapped[2].parameter);
+  EXPECT_TRUE(mapped[2].runs.empty());
   EXPECT_EQ(mapped[2].aside_reason, "vision tower");
   EXPECT_EQ(mapped[3].aside_reason, "MTP block");
   EXPECT_TRUE(mapped[3].exported);
@@ -59,7 +65,7 @@ TEST(WeightMap, SetsAsideWithTheReason) {
 
 TEST(WeightMap, AParameterGoesBeforeAPattern) {
   const auto mapped = map({bf16("mtp.fc.weight", {1})}, {{"mtp.fc.weight", {1}}});
-  EXPECT_EQ(mapped[0].parameter, 0u);
+  EXPECT_EQ(parameter_of(mapped[0]), 0u);
 }
 
 TEST(WeightMap, NamesAMissingTensorAsTheFolderWouldSpellIt) {
@@ -91,7 +97,7 @@ TEST(WeightMap, TellsEveryKindOfFaultAtOnce) {
 }
 
 TEST(WeightMap, IntegerParametersTakeIntegers) {
-  EXPECT_EQ(map({{"table", Dtype::kI64, {2}}}, {{"table", {2}, false}})[0].parameter, 0u);
+  EXPECT_EQ(parameter_of(map({{"table", Dtype::kI64, {2}}}, {{"table", {2}, false}})[0]), 0u);
 }
 
 std::vector<TensorInfo> split_experts() {
@@ -108,16 +114,16 @@ std::vector<TensorInfo> split_experts() {
 TEST(WeightMap, ExpertsMayBeFused) {
   const auto mapped = map(
       {bf16("model.mlp.experts.gate_up_proj", {2, 6, 4}), bf16("model.mlp.experts.down_proj", {2, 4, 3})}, kExperts);
-  EXPECT_EQ(mapped[0].parameter, 0u);
-  EXPECT_EQ(mapped[1].parameter, 1u);
+  EXPECT_EQ(parameter_of(mapped[0]), 0u);
+  EXPECT_EQ(parameter_of(mapped[1]), 1u);
 }
 
 TEST(WeightMap, ExpertsMayBeSplit) {
   const auto mapped = map(split_experts(), kExperts);
   const std::vector<std::int64_t> offsets = {0, 12, 0, 24, 36, 12};  // gate above up, expert by expert
   for (std::size_t i = 0; i < mapped.size(); ++i) {
-    EXPECT_EQ(mapped[i].parameter, i % 3 == 2 ? 1u : 0u);
-    EXPECT_EQ(mapped[i].offset, offsets[i]) << mapped[i].disk.name;
+    EXPECT_EQ(parameter_of(mapped[i]), i % 3 == 2 ? 1u : 0u);
+    EXPECT_EQ(mapped[i].runs[0].offset, offsets[i]) << mapped[i].disk.name;
   }
 }
 
@@ -146,20 +152,66 @@ TEST(WeightMap, JoinsRowsInNumericOrder) {
   for (int i = 0; i < 12; ++i) disk.push_back(bf16(fmt::format("ngram.shard_{}.weight", i), {2, 3}));
   std::ranges::sort(disk, {}, &TensorInfo::name);  // shard_10 before shard_2
   for (const auto& tensor : map(disk, {{"ngram.weight", {24, 3}}})) {
-    EXPECT_EQ(fmt::format("ngram.shard_{}.weight", tensor.offset / 6), tensor.disk.name);
+    EXPECT_EQ(fmt::format("ngram.shard_{}.weight", tensor.runs.at(0).offset / 6), tensor.disk.name);
   }
   std::erase_if(disk, [](const TensorInfo& tensor) { return tensor.name == "ngram.shard_7.weight"; });
   EXPECT_THAT(error(disk, {{"ngram.weight", {24, 3}}}), HasSubstr("missing (first: ngram.shard_7.weight)"));
 }
 
-TEST(WeightMap, AFreshModelIsWrittenAsItsRulesSayAndReadsBack) {
-  std::vector<TensorInfo> disk;
-  for (std::size_t i = 0; i < kExperts.size(); ++i) {
-    for (const auto& tensor : fresh_tensors(kExperts[i], i, Dtype::kBF16, kRules)) disk.push_back(tensor.disk);
+// Two key heads of q (1 row), k (1 row) and v (2 rows), then z (2 rows): kJoined rows 0 to 11 are q0 k0 v0 z0 q1 k1 v1
+// z1.
+const WeightRules kInterleaved{.prefixes = {{"model.language_model.", "model."}},
+                               .aside = {},
+                               .pieces = {},
+                               .interleaved = {{.tensor = "attn.qkvz.weight",
+                                                .groups = 2,
+                                                .parts = {{"attn.qkv.weight", 0, 1},
+                                                          {"attn.qkv.weight", 2, 1},
+                                                          {"attn.qkv.weight", 4, 2},
+                                                          {"attn.z.weight", 0, 2}}}}};
+const std::vector<WantedTensor> kJoined = {{"model.0.attn.qkv.weight", {8, 5}}, {"model.0.attn.z.weight", {4, 5}}};
+
+TEST(WeightMap, InterleavedRowsGoToTheirParameters) {
+  const auto mapped = map_weights("folder", std::vector{bf16("model.language_model.0.attn.qkvz.weight", {12, 5})},
+                                  kJoined, kInterleaved);
+  ASSERT_EQ(mapped.size(), 1u);
+  std::vector<std::pair<std::size_t, std::int64_t>> rows;  // parameter and row of each row on disk
+  for (const auto& run : mapped[0].runs) {
+    for (std::int64_t i = 0; i < run.elements; i += 5) rows.emplace_back(run.parameter, (run.offset + i) / 5);
   }
-  EXPECT_EQ(disk.size(), 6u);
-  EXPECT_EQ(map(disk, kExperts).size(), 6u);
-  EXPECT_EQ(fresh_tensors(kWanted[0], 0, Dtype::kF32, kRules)[0].disk.name, "model.embed.weight");
+  const std::vector<std::pair<std::size_t, std::int64_t>> expected = {{0, 0}, {0, 2}, {0, 4}, {0, 5}, {1, 0}, {1, 1},
+                                                                      {0, 1}, {0, 3}, {0, 6}, {0, 7}, {1, 2}, {1, 3}};
+  EXPECT_EQ(rows, expected);
+}
+
+TEST(WeightMap, AnInterleavedTensorIsNamedWhereItIsMissingMisshapenOrSplit) {
+  const auto error_of_map = [](const std::vector<TensorInfo>& disk) {
+    return data_error([&] { map_weights("folder", disk, kJoined, kInterleaved); });
+  };
+  EXPECT_THAT(error_of_map({}), HasSubstr("1 tensor missing (first: model.0.attn.qkvz.weight)"));
+  EXPECT_THAT(error_of_map({bf16("model.0.attn.qkvz.weight", {8, 5})}),
+              HasSubstr("model.0.attn.qkvz.weight: expected [12, 5], found [8, 5]"));
+  // The flat parameters of another family's folder are not this one's, whatever their rows hold.
+  EXPECT_THAT(
+      error_of_map({bf16("model.0.attn.qkv.weight", {8, 5}), bf16("model.0.attn.z.weight", {4, 5})}),
+      AllOf(HasSubstr("1 tensor missing (first: model.0.attn.qkvz.weight)"), HasSubstr("2 tensors unexpected")));
+}
+
+TEST(WeightMap, AFreshModelIsWrittenAsItsRulesSayAndReadsBack) {
+  const auto fresh = [](const std::vector<WantedTensor>& wanted, const WeightRules& rules) {
+    std::vector<TensorInfo> disk;
+    const std::vector<Dtype> dtypes(wanted.size(), Dtype::kF32);
+    for (const auto& tensor : fresh_tensors(wanted, dtypes, rules)) disk.push_back(tensor.disk);
+    EXPECT_EQ(map_weights("folder", disk, wanted, rules).size(), disk.size());
+    return disk;
+  };
+  EXPECT_EQ(fresh(kExperts, kRules).size(), 6u);
+  EXPECT_EQ(fresh(kWanted, kRules)[0].name, "model.embed.weight");
+  const auto joined = fresh(kJoined, kInterleaved);
+  ASSERT_EQ(joined.size(), 1u);
+  EXPECT_EQ(joined[0].name, "model.0.attn.qkvz.weight");
+  EXPECT_EQ(joined[0].shape, (std::vector<std::int64_t>{12, 5}));
+  EXPECT_EQ(joined[0].dtype, Dtype::kF32);
 }
 
 }  // namespace
