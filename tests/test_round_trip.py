@@ -12,6 +12,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen3_5Config, Qw
                           Qwen3_5ForConditionalGeneration)
 
 from conftest import random_model, run
+from parity import FAMILIES, save_as_in_memory
 from runs import VOCAB, add_tokenizer, same_bits, sft, tiny_config, token_records, write_jsonl
 
 COMPANIONS = {"chat_template.jinja": "{% for m in messages %}{{ m.content }}{% endfor %}", "merges.txt": "#version: 0.2\n",
@@ -63,11 +64,26 @@ def multimodal_folder(folder, dtype, tied=True, **save):
     add_mtp_tensors(folder, dtype)
 
 
+def sparse_folder(folder, name, dtype, fused=False, **save):
+    """A mixture of experts with its experts one by one, as transformers saves a new model, or fused."""
+    model = FAMILIES[name].model(vocab_size=VOCAB, eos_token_id=2, hidden_size=32, num_hidden_layers=2,
+                                 layer_types=["linear_attention", "full_attention"], moe_intermediate_size=24,
+                                 shared_expert_intermediate_size=24).to(dtype)   # transformers wants rows of 16 bytes
+    save_as_in_memory(model, folder) if fused else model.save_pretrained(folder, **save)
+    assert any(".experts.0." in key for key in weights_of(folder)[0]) != fused
+    add_mtp_tensors(folder, dtype)
+
+
 FOLDERS = {
     "text, untied, mtp, float32": lambda folder: text_folder(folder, torch.float32),
     "text, untied, mtp, bfloat16, sharded": lambda folder: text_folder(folder, torch.bfloat16, max_shard_size="60KB"),
     "text, tied, bfloat16": lambda folder: tied_folder(folder, torch.bfloat16),
     "multimodal, tied, bfloat16": lambda folder: multimodal_folder(folder, torch.bfloat16),
+    "qwen3_next, bfloat16, sharded": lambda folder: sparse_folder(folder, "qwen3_next", torch.bfloat16,
+                                                                  max_shard_size="60KB"),
+    "qwen3_next, fused, float32": lambda folder: sparse_folder(folder, "qwen3_next", torch.float32, fused=True),
+    "qwen3_5_moe, float32": lambda folder: sparse_folder(folder, "qwen3_5_moe", torch.float32),
+    "qwen3_5_moe, fused, bfloat16": lambda folder: sparse_folder(folder, "qwen3_5_moe", torch.bfloat16, fused=True),
     "multimodal, untied, float32, sharded": lambda folder: multimodal_folder(folder, torch.float32, False,
                                                                              max_shard_size="100KB"),
 }
@@ -161,21 +177,24 @@ def test_exporting_three_times_gives_the_same_files(tmp_path):
 
 # ---- init ----
 
-def write_config(folder, **changes):
+def write_config(folder, name="qwen3_5", **changes):
     folder.mkdir()
-    config = tiny_config(dtype="float32", **changes).to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
+    settings = dict(dtype="float32", vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, eos_token_id=2,
+                    layer_types=["linear_attention", "full_attention"])
+    family = FAMILIES[name]
+    config = family.config(**settings | changes).to_dict() | {"architectures": [family.model_class.__name__]}
     (folder / "config.json").write_text(json.dumps(config))
     return folder / "config.json"
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_init_makes_a_folder_that_transformers_opens(tmp_path, tied):
-    config = write_config(tmp_path / "wanted", tie_word_embeddings=tied)
+@pytest.mark.parametrize("name, tied", [("qwen3_5", True), ("qwen3_5", False), ("qwen3_next", False), ("qwen3_5_moe", True)])
+def test_init_makes_a_folder_that_transformers_opens(tmp_path, name, tied):
+    config = write_config(tmp_path / "wanted", name, tie_word_embeddings=tied)
     tokenizer = tmp_path / "wanted"
     add_tokenizer(tokenizer)
     run("init", "--config", config, "--tokenizer", tokenizer, "--out", tmp_path / "made", "--seed", 3)
     model, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype="auto", output_loading_info=True)
-    assert type(model) is Qwen3_5ForCausalLM and model.dtype == torch.float32
+    assert type(model) is FAMILIES[name].model_class and model.dtype == torch.float32
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert json.loads((tmp_path / "made" / "config.json").read_text()) == json.loads(config.read_text())
     assert len(AutoTokenizer.from_pretrained(tmp_path / "made")) <= VOCAB
@@ -186,8 +205,9 @@ def test_init_makes_a_folder_that_transformers_opens(tmp_path, tied):
     assert not torch.equal(made["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
-def test_init_draws_as_the_reference_does(tmp_path):
-    config = write_config(tmp_path / "wanted", num_hidden_layers=4, layer_types=["linear_attention"] * 3 + ["full_attention"],
+@pytest.mark.parametrize("name", FAMILIES)
+def test_init_draws_as_the_reference_does(tmp_path, name):
+    config = write_config(tmp_path / "wanted", name, num_hidden_layers=4, layer_types=["linear_attention"] * 3 + ["full_attention"],
                           linear_num_value_heads=512, linear_value_head_dim=4, linear_num_key_heads=2)
     run("init", "--config", config, "--out", tmp_path / "made")
     a_logs = []
@@ -214,5 +234,8 @@ def test_every_preset_builds(tmp_path):
     for name in names:
         done = run("init", "--preset", name, "--out", tmp_path / name, "--dry-run")
         assert "parameters in" in done.stderr and not (tmp_path / name).exists()
-    run("init", "--preset", "qwen3_5-tiny", "--out", tmp_path / "tiny")
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "tiny")) is Qwen3_5ForCausalLM
+    for name, family in FAMILIES.items():
+        run("init", "--preset", f"{name}-tiny", "--out", tmp_path / name)
+        model, loading = AutoModelForCausalLM.from_pretrained(tmp_path / name, output_loading_info=True)
+        assert type(model) is family.model_class
+        assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))

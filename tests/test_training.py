@@ -15,11 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from conftest import program, random_model, run
+from parity import widened
 from runs import (add_tokenizer, curve, exported, make_model, metrics, same_bits, sft, sft_arguments, tiny_config,
                   token_records, write_jsonl)
-from test_qwen3_5 import widened
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_fifty_steps_follow_transformers_and_torch(data, tmp_path, tied):
     assert [line["train/grad_norm"] for line in ours] == pytest.approx(norms, rel=1e-3)
     # In float32 transformers' gradients of the decay (A_log, dt_bias, in_proj_a) are differences of large sums. AdamW
     # divides by their size, so that its own weights after fifty steps are 5e-3 from its float64 run; ours are 3e-7.
-    with widened():
+    with widened(modeling_qwen3_5):
         reference_run(exact, steps, **settings)
     final = exported(tmp_path / "run")
     for name, parameter in exact.named_parameters():

@@ -8,6 +8,7 @@
 #include "sluice/core/log.h"
 #include "sluice/formats/model_folder.h"
 #include "sluice/models/family.h"
+#include "sluice/train/sft.h"
 
 namespace sluice {
 namespace {
@@ -27,6 +28,14 @@ std::filesystem::path base_of(const TrainingState& state) {
   return path[0].get<std::string>();
 }
 
+// What the run did with the multi-token prediction block; an older checkpoint does not say, and left it alone.
+MtpTraining mtp_of(const TrainingState& state) {
+  const auto value = state.meta.value("settings", nlohmann::json::object()).value("train.mtp", nlohmann::json::array());
+  if (value == nlohmann::json::array({"joint"})) return MtpTraining::kJoint;
+  if (value == nlohmann::json::array({"only"})) return MtpTraining::kOnly;
+  return MtpTraining::kOff;
+}
+
 }  // namespace
 
 ExitCode run_export(const ExportCommandOptions& options, const Invocation& invocation) {
@@ -34,8 +43,9 @@ ExitCode run_export(const ExportCommandOptions& options, const Invocation& invoc
   const auto state = read_checkpoint(checkpoint);
   const ModelFolder base(options.base.empty() ? base_of(state) : options.base);
   const auto where = (base.path() / kConfigFile).string();
-  const auto model = build_model(base.config(), where);
-  const auto parameters = model.decoder->parameters();
+  const auto mtp = mtp_of(state);
+  const auto model = build_model(base.config(), where, {.mtp = mtp != MtpTraining::kOff});
+  const auto parameters = trained_parameters(model, mtp);
 
   const auto masters = state.tensors.find("master");
   if (masters == state.tensors.end()) fail_data("{}: holds no master weights", checkpoint.string());
@@ -50,7 +60,7 @@ ExitCode run_export(const ExportCommandOptions& options, const Invocation& invoc
     parameter->value = found->second;
   }
   if (invocation.dry_run) return ExitCode::kDone;
-  export_model(options.out, parameters, base, model.weights,
+  export_model(options.out, parameters, base, export_rules(model, mtp),
                {.max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
   log_info("exported step {} to {}", state.step, options.out.string());
   return ExitCode::kDone;

@@ -36,8 +36,8 @@ ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
   }
   const auto [config, where] = read_model_source("init", options.preset, options.config);
   const nlohmann::json plain = config;
-  const auto model = build_model(plain, where);
-  const auto parameters = model.decoder->parameters();
+  const auto model = build_model(plain, where, {.mtp = options.mtp});
+  const auto parameters = model.parameters();
   std::int64_t count = 0;
   for (const auto* parameter : parameters) count += parameter->size();
   log_info("init: {} parameters in {} tensors, seed {}", count, parameters.size(), options.seed);

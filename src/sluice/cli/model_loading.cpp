@@ -20,13 +20,14 @@ ComputeDevice choose_device(const Decoder& decoder, DeviceChoice choice, std::op
 
 }  // namespace
 
-LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision) {
+LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision,
+                       const BuildOptions& options) {
   LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}, .device = {}, .dtype = {}};
   const auto where = (path / kConfigFile).string();
-  loaded.model = build_model(loaded.folder->config(), where);
+  loaded.model = build_model(loaded.folder->config(), where, options);
   loaded.device = choose_device(*loaded.model.decoder, device, precision);
   loaded.dtype = precision ? scalar_type_of(*precision) : loaded.device.device.is_cpu() ? kFloat : kBFloat16;
-  const auto parameters = loaded.model.decoder->parameters();
+  const auto parameters = loaded.model.parameters();
   load_parameters(*loaded.folder, parameters, loaded.model.weights, loaded.dtype);
   for (auto* parameter : parameters) parameter->value = parameter->value.to(loaded.device.device);
   return loaded;

@@ -24,6 +24,7 @@ struct LoadedModel {
 // Data error if the folder is damaged or not of a known family; usage error if the device cannot be used
 // (open_device), or runs no such model. `auto` takes the CPU there. Without a precision: bfloat16 on a GPU, float32 on
 // the CPU.
-LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision);
+LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision,
+                       const BuildOptions& options = {});
 
 }  // namespace sluice

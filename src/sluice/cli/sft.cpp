@@ -74,24 +74,28 @@ std::int64_t count_elements(const std::vector<Parameter*>& parameters) {
 ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
   check_run_folder(options);
   log_info("sluice {}\n{}", version(), invocation.changed);
-  auto loaded = load_model(options.model.path, options.run.device, options.precision.dtype);
-  auto& decoder = *loaded.model.decoder;
-  const auto parameters = decoder.parameters();
+  auto loaded = load_model(options.model.path, options.run.device, options.precision.dtype,
+                           {.mtp = options.train.mtp != MtpTraining::kOff});
+  const auto parameters = loaded.model.parameters();
+  const auto trained = trained_parameters(loaded.model, options.train.mtp);
+  const auto vocab_size = loaded.model.decoder->vocab_size();
   const auto data = load_data(options);
-  check_ids(data.train, decoder.vocab_size());
-  check_ids(data.eval, decoder.vocab_size());
-  log_info("model: {} parameters, all trained; {} threads", count_elements(parameters), at::get_num_threads());
+  check_ids(data.train, vocab_size);
+  check_ids(data.eval, vocab_size);
+  const auto count = count_elements(parameters), trained_count = count_elements(trained);
+  log_info("model: {} parameters, {} trained; {} threads", count,
+           trained_count == count ? "all" : fmt::format("{}", trained_count), at::get_num_threads());
   if (invocation.dry_run) return ExitCode::kDone;
 
   const auto state = open_run(options, data.train, invocation.resolved_toml);
   const auto peak = peak_operations_per_s(loaded.device.name, loaded.dtype);
-  SftTrainer trainer(options, decoder, data.train, data.eval, state, peak);
+  SftTrainer trainer(options, loaded.model, data.train, data.eval, state, peak);
   if (state) log_info("resuming after step {} of {}", state->step, trainer.total_steps());
   if (const auto end = trainer.run(); end != ExitCode::kDone) return end;
 
   const auto folder = options.run.out / "export";
   std::filesystem::remove_all(folder);  // of an earlier end of the same run
-  export_model(folder, parameters, *loaded.folder, loaded.model.weights);
+  export_model(folder, trained, *loaded.folder, export_rules(loaded.model, options.train.mtp));
   log_info("exported to {}", folder.string());
   return ExitCode::kDone;
 }

@@ -57,6 +57,15 @@ std::vector<std::string> ConfigReader::strings(const std::string& key) const {
   return list.get<std::vector<std::string>>();
 }
 
+std::vector<std::int64_t> ConfigReader::integers(const std::string& key) const {
+  if (!has(key)) return {};
+  const auto& list = at(key);
+  if (!list.is_array() || !std::ranges::all_of(list, [](const json& item) { return item.is_number_integer(); })) {
+    fail_at(key, "a list of whole numbers");
+  }
+  return list.get<std::vector<std::int64_t>>();
+}
+
 void ConfigReader::require(const std::string& key, const std::vector<json>& supported) const {
   if (!has(key) || std::ranges::find(supported, at(key)) != supported.end()) return;
   std::string names;

@@ -21,7 +21,8 @@ class ConfigReader {
                     std::int64_t most = 1 << 20) const;
   double number(const std::string& key, std::optional<double> fallback = {}) const;
   bool flag(const std::string& key, bool fallback) const;
-  std::vector<std::string> strings(const std::string& key) const;  // empty where absent
+  std::vector<std::string> strings(const std::string& key) const;    // empty where absent
+  std::vector<std::int64_t> integers(const std::string& key) const;  // empty where absent
 
   // A key whose only supported values are `supported`; absent counts as the first of them.
   void require(const std::string& key, const std::vector<nlohmann::json>& supported) const;

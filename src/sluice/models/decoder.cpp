@@ -45,7 +45,7 @@ Tensor Block::forward(const Tensor& h, const ForwardContext& context, MixerState
 Decoder::Decoder(DecoderParts parts)
     : vocab_size_(parts.vocab_size),
       hidden_size_(parts.hidden_size),
-      rotary_(parts.rotary),
+      rotary_parts_(parts.rotary),
       embed_tokens_(add("model.embed_tokens",
                         std::make_unique<Embedding>(parts.vocab_size, parts.hidden_size, parts.initializer_range))),
       blocks_([&] {
@@ -63,9 +63,8 @@ Decoder::Decoder(DecoderParts parts)
 }
 
 Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load) const {
-  const ForwardContext context{
-      .pack = pack, .rotary = rotary_table(pack.positions, rotary_.theta, rotary_.dim), .router_load = router_load};
-  auto h = embed_tokens_.forward(tokens);
+  const ForwardContext context{.pack = pack, .rotary = rotary(pack), .router_load = router_load};
+  auto h = embed(tokens);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (recompute_ == Recompute::kBlocks && at::GradMode::is_enabled()) {
       h = recomputed_block(*blocks_[i], h, context);
@@ -74,6 +73,12 @@ Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* st
     }
   }
   return norm_.forward(h);
+}
+
+Tensor Decoder::embed(const Tensor& tokens) const { return embed_tokens_.forward(tokens); }
+
+RotaryTable Decoder::rotary(const Pack& pack) const {
+  return rotary_table(pack.positions, rotary_parts_.theta, rotary_parts_.dim);
 }
 
 const Tensor& Decoder::head() const { return lm_head_ == nullptr ? embed_tokens_.weight() : lm_head_->weight(); }
@@ -101,8 +106,12 @@ Operations Decoder::forward_operations(std::span<const std::int64_t> lengths, st
     block->mixer().count_operations(lengths, operations);
     block->feed_forward().count_operations(tokens, operations);
   }
-  operations["head"] = 2 * static_cast<double>(asked) * static_cast<double>(vocab_size_ * hidden_size_);
+  operations["head"] = head_operations(asked);
   return operations;
+}
+
+double Decoder::head_operations(std::int64_t asked) const {
+  return 2 * static_cast<double>(asked) * static_cast<double>(vocab_size_ * hidden_size_);
 }
 
 }  // namespace sluice

@@ -78,7 +78,9 @@ class Decoder : public Module {
   Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr,
                  RouterLoad* router_load = nullptr) const;
 
-  const Tensor& head() const;  // [V, D]: logits = hidden head^T
+  Tensor embed(const Tensor& tokens) const;    // [T] int64 to [T, D]
+  RotaryTable rotary(const Pack& pack) const;  // for the pack's positions
+  const Tensor& head() const;                  // [V, D]: logits = hidden head^T
   DecoderState new_state(std::int64_t slots, std::int64_t capacity) const;
   std::int64_t vocab_size() const { return vocab_size_; }
   at::Device device() const { return embed_tokens_.weight().device(); }  // where its weights are
@@ -88,11 +90,12 @@ class Decoder : public Module {
 
   // Of a forward pass over sequences of these lengths, the head over `asked` tokens.
   Operations forward_operations(std::span<const std::int64_t> lengths, std::int64_t asked) const;
+  double head_operations(std::int64_t asked) const;
   void set_recompute(Recompute recompute) { recompute_ = recompute; }
 
  private:
   std::int64_t vocab_size_, hidden_size_;
-  RotaryParts rotary_;
+  RotaryParts rotary_parts_;
   Embedding& embed_tokens_;
   std::vector<Block*> blocks_;
   ZeroCenteredRmsNorm& norm_;

@@ -31,8 +31,16 @@ const Family& family_of(const nlohmann::json& config, const std::string& where) 
   fail_data("{}.model_type: expected one of {}, found {}", where, known, type.is_null() ? "nothing" : type.dump());
 }
 
-Model build_model(const nlohmann::json& config, const std::string& where) {
-  return family_of(config, where).build(config, where);
+Model build_model(const nlohmann::json& config, const std::string& where, const BuildOptions& options) {
+  return family_of(config, where).build(config, where, options);
+}
+
+std::vector<Parameter*> Model::parameters() const {
+  auto list = decoder->parameters();
+  if (mtp != nullptr) {
+    for (auto* parameter : mtp->parameters()) list.push_back(parameter);
+  }
+  return list;
 }
 
 }  // namespace sluice

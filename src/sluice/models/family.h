@@ -12,6 +12,7 @@
 
 #include "sluice/formats/weight_map.h"
 #include "sluice/models/decoder.h"
+#include "sluice/models/multi_token_prediction.h"
 
 namespace sluice {
 
@@ -19,6 +20,14 @@ namespace sluice {
 struct Model {
   std::unique_ptr<Decoder> decoder;
   WeightRules weights;
+  double router_aux_loss_coef = 0;                 // of the load-balancing loss, as its config.json asks
+  std::unique_ptr<MultiTokenPrediction> mtp = {};  // where BuildOptions ask for it
+
+  std::vector<Parameter*> parameters() const;  // of all of its modules
+};
+
+struct BuildOptions {
+  bool mtp = false;  // with the multi-token prediction block; otherwise its tensors are set aside
 };
 
 struct Family {
@@ -27,14 +36,14 @@ struct Family {
   std::map<std::string, std::string> presets;  // name to config.json, for `sluice init`
 
   // `config` as in config.json; `where` names it in messages. Data error for a value that is not supported.
-  std::function<Model(const nlohmann::json& config, const std::string& where)> build;
+  std::function<Model(const nlohmann::json& config, const std::string& where, const BuildOptions& options)> build;
 };
 
 // The family of a config.json. Data error that lists the known ones for another model_type.
 const Family& family_of(const nlohmann::json& config, const std::string& where);
 
 // What the family of a config.json builds from it.
-Model build_model(const nlohmann::json& config, const std::string& where);
+Model build_model(const nlohmann::json& config, const std::string& where, const BuildOptions& options = {});
 
 const std::vector<Family>& families();
 

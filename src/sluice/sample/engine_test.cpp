@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -14,19 +15,25 @@
 namespace sluice {
 namespace {
 
-// The preset of the demo with random weights, spread so that logits differ clearly.
-Model tiny_model(std::int64_t vocab_size = 1024) {
+// The tiny presets of all families.
+std::map<std::string, nlohmann::json> tiny_configs() {
+  std::map<std::string, nlohmann::json> configs;
   for (const auto& family : families()) {
-    const auto preset = family.presets.find("qwen3_5-tiny");
-    if (preset == family.presets.end()) continue;
-    auto config = nlohmann::json::parse(preset->second);
-    config["initializer_range"] = 0.1;
-    config["vocab_size"] = vocab_size;
-    auto model = family.build(config, "test");
-    initialize(model.decoder->parameters(), kFloat, 1);
-    return model;
+    for (const auto& [name, config] : family.presets) {
+      if (name.ends_with("-tiny")) configs.emplace(name, nlohmann::json::parse(config));
+    }
   }
-  throw std::logic_error("no such preset");
+  return configs;
+}
+
+// One of them with random weights, spread so that logits differ clearly.
+Model tiny_model(std::int64_t vocab_size = 1024, const std::string& preset = "qwen3_5-tiny") {
+  auto config = tiny_configs().at(preset);
+  config["initializer_range"] = 0.1;
+  config["vocab_size"] = vocab_size;
+  auto model = build_model(config, preset);
+  initialize(model.parameters(), kFloat, 1);
+  return model;
 }
 
 const Decoder& decoder() {
@@ -50,13 +57,13 @@ Tensor to_tensor(const std::vector<TokenId>& ids) {
   return at::tensor(std::vector<std::int64_t>(ids.begin(), ids.end()), at::TensorOptions().dtype(kLong));
 }
 
-Tensor logits_of(const Tensor& hidden) { return at::linear(hidden, decoder().head()); }
+Tensor logits_of(const Tensor& hidden, const Decoder& model = decoder()) { return at::linear(hidden, model.head()); }
 
 // The logits after the last token, from one forward pass over all.
-Tensor full_logits(const std::vector<TokenId>& ids) {
+Tensor full_logits(const std::vector<TokenId>& ids, const Decoder& model = decoder()) {
   const c10::InferenceMode inference;
-  const auto hidden = decoder().forward(to_tensor(ids), make_pack({static_cast<std::int64_t>(ids.size())}));
-  return logits_of(hidden)[-1];
+  const auto hidden = model.forward(to_tensor(ids), make_pack({static_cast<std::int64_t>(ids.size())}));
+  return logits_of(hidden, model)[-1];
 }
 
 // A sequence that goes through a slot in pieces.
@@ -69,7 +76,7 @@ struct Feed {
 };
 
 // Feeds all of them, each step one piece of every sequence that has one left, in one pack.
-void feed(std::vector<Feed>& feeds, DecoderState& state) {
+void feed(std::vector<Feed>& feeds, DecoderState& state, const Decoder& model = decoder()) {
   const c10::InferenceMode inference;
   while (true) {
     std::vector<std::int64_t> lengths, past, slots;
@@ -86,7 +93,7 @@ void feed(std::vector<Feed>& feeds, DecoderState& state) {
       taking_part.push_back(&f);
     }
     if (taking_part.empty()) return;
-    const auto logits = logits_of(decoder().forward(to_tensor(ids), make_pack(lengths, past, slots), &state));
+    const auto logits = logits_of(model.forward(to_tensor(ids), make_pack(lengths, past, slots), &state), model);
     std::int64_t row = 0;
     for (std::size_t n = 0; n < taking_part.size(); ++n) {
       row += lengths[n];
@@ -118,16 +125,19 @@ void expect_same_logits(const Tensor& got, const Tensor& wanted) {
   EXPECT_LT((got - wanted).abs().max().item<double>(), kTolerance);
 }
 
-TEST(CachedDecoding, EqualsTheFullForward) {
-  for (const auto length : kLengths) {
-    const auto ids = random_ids(length, length);
-    const auto wanted = full_logits(ids);
-    for (const auto& pieces : cuts(length)) {
-      SCOPED_TRACE(fmt::format("{} tokens, {} pieces, first {}", length, pieces.size(), pieces[0]));
-      auto state = decoder().new_state(1, 129);
-      std::vector<Feed> feeds{{.ids = ids, .pieces = pieces, .slot = 0}};
-      feed(feeds, state);
-      expect_same_logits(feeds[0].logits, wanted);
+TEST(CachedDecoding, EqualsTheFullForwardInEveryFamily) {
+  for (const auto& [preset, config] : tiny_configs()) {
+    const auto model = tiny_model(1024, preset);
+    for (const auto length : kLengths) {
+      const auto ids = random_ids(length, length);
+      const auto wanted = full_logits(ids, *model.decoder);
+      for (const auto& pieces : cuts(length)) {
+        SCOPED_TRACE(fmt::format("{}: {} tokens, {} pieces, first {}", preset, length, pieces.size(), pieces[0]));
+        auto state = model.decoder->new_state(1, 129);
+        std::vector<Feed> feeds{{.ids = ids, .pieces = pieces, .slot = 0}};
+        feed(feeds, state, *model.decoder);
+        expect_same_logits(feeds[0].logits, wanted);
+      }
     }
   }
 }

@@ -3,26 +3,69 @@
 
 namespace sluice {
 
-Batch to_batch(const PackedBatch& packed, at::Device device) {
-  std::vector<std::int64_t> lengths, asked, targets;
+namespace {
+
+// Every token whose target, or that of the token `ahead` places after it in its sequence, is trained.
+template <typename Take>
+void for_each_asked(const PackedBatch& packed, std::int32_t ahead, const Take& take) {
+  for (std::size_t n = 0; n + 1 < packed.cu_seqlens.size(); ++n) {
+    for (auto t = packed.cu_seqlens[n]; t + ahead < packed.cu_seqlens[n + 1]; ++t) {
+      if (packed.targets[t + ahead] >= 0) take(t, packed.targets[t + ahead], packed.loss_weight[t + ahead]);
+    }
+  }
+}
+
+template <typename Value>
+Tensor there(const std::vector<Value>& values, at::ScalarType type, at::Device device) {
+  return at::tensor(values, at::TensorOptions().dtype(type)).to(device, /*non_blocking=*/true);
+}
+
+void set_asked(Batch& batch, const PackedBatch& packed, std::int32_t ahead, at::Device device) {
+  std::vector<std::int64_t> asked, targets;
   std::vector<float> weights;
+  for_each_asked(packed, ahead, [&](std::int32_t token, std::int32_t target, float weight) {
+    asked.push_back(token);
+    targets.push_back(target);
+    weights.push_back(weight);
+  });
+  batch.asked = there(asked, kLong, device);
+  batch.targets = there(targets, kLong, device);
+  batch.loss_weight = there(weights, kFloat, device);
+}
+
+}  // namespace
+
+Batch to_batch(const PackedBatch& packed, at::Device device) {
+  std::vector<std::int64_t> lengths;
   for (std::size_t n = 0; n + 1 < packed.cu_seqlens.size(); ++n) {
     lengths.push_back(packed.cu_seqlens[n + 1] - packed.cu_seqlens[n]);
   }
-  for (std::size_t t = 0; t < packed.targets.size(); ++t) {
-    if (packed.targets[t] < 0) continue;
-    asked.push_back(static_cast<std::int64_t>(t));
-    targets.push_back(packed.targets[t]);
-    weights.push_back(packed.loss_weight[t]);
-  }
-  const auto there = [&](const auto& values, at::ScalarType type) {
-    return at::tensor(values, at::TensorOptions().dtype(type)).to(device, /*non_blocking=*/true);
-  };
-  return {.pack = make_pack(std::move(lengths), {}, {}, device),
-          .tokens = there(packed.tokens, kInt).to(kLong),
-          .asked = there(asked, kLong),
-          .targets = there(targets, kLong),
-          .loss_weight = there(weights, kFloat)};
+  Batch batch{.pack = make_pack(std::move(lengths), {}, {}, device),
+              .tokens = there(packed.tokens, kInt, device).to(kLong),
+              .asked = {},
+              .targets = {},
+              .loss_weight = {}};
+  set_asked(batch, packed, /*ahead=*/0, device);
+  return batch;
+}
+
+Batch next_tokens(const Batch& batch, const PackedBatch& packed) {
+  auto next = batch;
+  next.tokens = batch.tokens.roll(-1, 0);
+  set_asked(next, packed, /*ahead=*/1, batch.tokens.device());
+  return next;
+}
+
+double next_token_weight(const PackedBatch& packed) {
+  double sum = 0;
+  for_each_asked(packed, /*ahead=*/1, [&](std::int32_t, std::int32_t, float weight) { sum += weight; });
+  return sum;
+}
+
+std::int64_t next_tokens_asked(const PackedBatch& packed) {
+  std::int64_t count = 0;
+  for_each_asked(packed, /*ahead=*/1, [&](std::int32_t, std::int32_t, float) { ++count; });
+  return count;
 }
 
 }  // namespace sluice

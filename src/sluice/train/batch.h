@@ -17,4 +17,10 @@ struct Batch {
 
 Batch to_batch(const PackedBatch& packed, at::Device device);
 
+// What multi-token prediction learns from the same pack: for each token the next one, at a sequence's end another one's
+// first; and the target of that next token, where it is trained. `batch` is that of `packed`.
+Batch next_tokens(const Batch& batch, const PackedBatch& packed);
+double next_token_weight(const PackedBatch& packed);        // the sum of its loss weights
+std::int64_t next_tokens_asked(const PackedBatch& packed);  // how many its targets are
+
 }  // namespace sluice

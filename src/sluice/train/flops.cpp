@@ -12,7 +12,7 @@ double total(const Operations& operations) {
   return sum;
 }
 
-double training_operations(const Decoder& decoder, std::span<const PackedBatch> packs) {
+double training_operations(const Objective& objective, std::span<const PackedBatch> packs) {
   double sum = 0;
   for (const auto& pack : packs) {
     std::vector<std::int64_t> lengths;
@@ -20,9 +20,13 @@ double training_operations(const Decoder& decoder, std::span<const PackedBatch> 
       lengths.push_back(pack.cu_seqlens[n + 1] - pack.cu_seqlens[n]);
     }
     const auto asked = std::ranges::count_if(pack.targets, [](auto target) { return target >= 0; });
-    sum += total(decoder.forward_operations(lengths, asked));
+    const auto decoder = total(objective.decoder.forward_operations(lengths, asked));
+    sum += objective.mtp_only ? decoder : kTrainingFactor * decoder;
+    if (objective.mtp == nullptr) continue;
+    const auto head = objective.decoder.head_operations(next_tokens_asked(pack));
+    sum += kTrainingFactor * (total(objective.mtp->forward_operations(lengths)) + head);
   }
-  return kTrainingFactor * sum;
+  return sum;
 }
 
 std::optional<double> peak_operations_per_s(std::string_view device_name, at::ScalarType dtype) {

@@ -9,7 +9,7 @@
 
 #include "sluice/core/tensor.h"
 #include "sluice/data/packing.h"
-#include "sluice/models/decoder.h"
+#include "sluice/train/step.h"
 
 namespace sluice {
 
@@ -19,8 +19,9 @@ inline constexpr double kTrainingFactor = 3;
 
 double total(const Operations& operations);
 
-// Of one optimizer step over these packs: attention by their lengths, the head for the tokens that are trained.
-double training_operations(const Decoder& decoder, std::span<const PackedBatch> packs);
+// Of one optimizer step over these packs: attention by their lengths, the head for the tokens that are trained. A
+// decoder that is not trained goes forward alone.
+double training_operations(const Objective& objective, std::span<const PackedBatch> packs);
 
 // Dense bfloat16 operations a second of a GPU by the name that its driver gives, from the vendor's datasheets; nothing
 // for a name that is not known, or another dtype.

@@ -10,9 +10,11 @@
 namespace sluice {
 namespace {
 
-Model preset(const std::string& name) {
+Model preset(const std::string& name, const BuildOptions& options = {}) {
   for (const auto& family : families()) {
-    if (family.presets.contains(name)) return build_model(nlohmann::json::parse(family.presets.at(name)), name);
+    if (family.presets.contains(name)) {
+      return build_model(nlohmann::json::parse(family.presets.at(name)), name, options);
+    }
   }
   return {};
 }
@@ -38,7 +40,7 @@ TEST(Flops, OfTheTinyModelAreThoseOfItsParts) {
                             {"feed-forward", 4 * 4 * 2.0 * 3 * 128 * 384},
                             {"head", 2 * 2.0 * 128 * 1024}};
   EXPECT_EQ(model.decoder->forward_operations(kLengths, 2), expected);
-  EXPECT_EQ(training_operations(*model.decoder, std::vector{kPack, kPack}), 2 * 3 * total(expected));
+  EXPECT_EQ(training_operations({.decoder = *model.decoder}, std::vector{kPack, kPack}), 2 * 3 * total(expected));
 }
 
 TEST(Flops, OfThePublishedSmallestModelAreThoseOfItsParts) {
@@ -51,6 +53,31 @@ TEST(Flops, OfThePublishedSmallestModelAreThoseOfItsParts) {
                             {"feed-forward", 4 * 528'482'304.0},
                             {"head", 2 * 508'559'360.0}};
   EXPECT_EQ(model.decoder->forward_operations(kLengths, 2), expected);
+}
+
+// The mixers of the tiny dense model; a router, four of its experts and the shared one with its gate in each layer.
+TEST(Flops, OfASparseModelCountTheExpertsThatATokenVisits) {
+  const auto model = preset("qwen3_next-tiny", {.mtp = true});
+  auto expected = preset("qwen3_5-tiny").decoder->forward_operations(kLengths, 2);
+  expected["router"] = 4 * 4 * 2.0 * 128 * 16;
+  expected["experts"] = 4 * 4 * 2.0 * 3 * 128 * 4 * 64;
+  expected["feed-forward"] = 4 * 4 * 2.0 * (3 * 128 * 64 + 128);
+  EXPECT_EQ(model.decoder->forward_operations(kLengths, 2), expected);
+
+  // One more layer of softmax attention and experts behind a projection of 256 to 128; one token has a second
+  // successor.
+  const Operations block{{"multi-token prediction, projection", 4 * 2.0 * 256 * 128},
+                         {"softmax attention, projections", expected["softmax attention, projections"]},
+                         {"softmax attention, scores and values", expected["softmax attention, scores and values"]},
+                         {"router", expected["router"] / 4},
+                         {"experts", expected["experts"] / 4},
+                         {"feed-forward", expected["feed-forward"] / 4}};
+  EXPECT_EQ(model.mtp->forward_operations(kLengths), block);
+  const auto of_block = 3 * (total(block) + 2.0 * 128 * 1024);
+  Objective objective{.decoder = *model.decoder, .mtp = model.mtp.get()};
+  EXPECT_EQ(training_operations(objective, std::vector{kPack}), 3 * total(expected) + of_block);
+  objective.mtp_only = true;
+  EXPECT_EQ(training_operations(objective, std::vector{kPack}), total(expected) + of_block);
 }
 
 TEST(Flops, APeakIsKnownOrNotGuessed) {

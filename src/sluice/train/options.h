@@ -63,10 +63,15 @@ struct DataOptions {
   }
 };
 
+enum class MtpTraining { kOff, kJoint, kOnly };
+
 struct TrainOptions {
   std::optional<std::int64_t> steps;
   std::int64_t epochs = 1;
   std::int64_t tokens_per_step = 16384;
+  std::optional<double> router_aux_loss_coef;
+  MtpTraining mtp = MtpTraining::kOff;
+  double mtp_loss_scale = 0.1;
   void describe(OptionList& option) {
     option("steps", steps, "optimizer steps in all, also after a resume; none: as many as the epochs need",
            {.synonyms = {"max_steps", "train_iters", "training.steps"}, .min = 1});
@@ -74,6 +79,13 @@ struct TrainOptions {
            {.synonyms = {"num_train_epochs"}, .min = 1});
     option("tokens_per_step", tokens_per_step, "tokens of one optimizer step, in rows of at most seq_len",
            {.unit = "tokens", .synonyms = {"global_batch_size", "batch_size", "global_batch", "grad_accum"}, .min = 1});
+    option("router_aux_loss_coef", router_aux_loss_coef,
+           "weight of the load-balancing loss of a mixture of experts; none: as config.json asks",
+           {.synonyms = {"aux_loss_coef", "moe_aux_loss_coeff"}, .min = 0});
+    option("mtp", mtp, "train the model's multi-token prediction block: not, with the model, or it alone",
+           {.synonyms = {"train_mtp", "mtp_num_layers"}, .choices = {"off", "joint", "only"}});
+    option("mtp_loss_scale", mtp_loss_scale, "weight of the multi-token prediction loss beside the model's own",
+           {.synonyms = {"mtp_loss_scaling_factor"}, .min = 0});
   }
 };
 

@@ -57,9 +57,17 @@ AdamWSettings adamw_settings(const OptimOptions& optim) {
   return {.beta1 = optim.beta1, .beta2 = optim.beta2, .eps = optim.eps, .weight_decay = optim.weight_decay};
 }
 
-// Every parameter is trained; the ones that decay are as declared, and the query and key norms where asked for.
-std::vector<Parameter*> trained_parameters(const Decoder& decoder, const OptimOptions& optim) {
-  auto parameters = decoder.parameters();
+Objective objective_of(const SftOptions& options, const Model& model) {
+  const bool mtp_only = options.train.mtp == MtpTraining::kOnly;
+  return {.decoder = *model.decoder,
+          .router_aux_loss_coef = options.train.router_aux_loss_coef.value_or(model.router_aux_loss_coef),
+          .mtp = model.mtp.get(),
+          .mtp_loss_scale = options.train.mtp_loss_scale,
+          .mtp_only = mtp_only};
+}
+
+// The ones that decay are as declared, and the query and key norms where asked for.
+std::vector<Parameter*> prepare(std::vector<Parameter*> parameters, const OptimOptions& optim) {
   for (auto* parameter : parameters) {
     parameter->value.requires_grad_();
     const auto ends = [&](std::string_view suffix) { return parameter->name.ends_with(suffix); };
@@ -74,15 +82,25 @@ bool due(std::int64_t step, std::int64_t interval, std::int64_t last) {
 
 }  // namespace
 
-SftTrainer::SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train,
+std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp) {
+  return mtp == MtpTraining::kOnly ? model.mtp->parameters() : model.parameters();
+}
+
+WeightRules export_rules(const Model& model, MtpTraining mtp) {
+  auto rules = model.weights;
+  if (mtp == MtpTraining::kOnly) rules.aside.push_back({"*", "not trained"});
+  return rules;
+}
+
+SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vector<Sample>& train,
                        const std::vector<Sample>& eval, const std::optional<TrainingState>& state,
                        std::optional<double> peak)
     : options_(options),
-      decoder_(decoder),
+      objective_(objective_of(options, model)),
       samples_(fingerprint(train)),
       eval_(all_packs(eval, options.data.seq_len)),
       batches_(train, stream_options(options)),
-      parameters_(trained_parameters(decoder, options.optim)),
+      parameters_(prepare(trained_parameters(model, options.train.mtp), options.optim)),
       gradients_(parameters_),
       optimizer_(parameters_, adamw_settings(options.optim)),
       schedule_(make_schedule(options, batches_)),
@@ -90,7 +108,7 @@ SftTrainer::SftTrainer(const SftOptions& options, Decoder& decoder, const std::v
       peak_(peak),
       metrics_(options.run.out / "metrics.jsonl", first_step_ - 1),
       checkpoints_(options.run.out, {.keep_last = options.ckpt.keep_last, .keep_every = options.ckpt.keep_every}) {
-  decoder_.set_recompute(options.mem.recompute ? Recompute::kBlocks : Recompute::kNone);
+  model.decoder->set_recompute(options.mem.recompute ? Recompute::kBlocks : Recompute::kNone);
   if (state) {
     optimizer_.restore(state->tensors, state->step);
     batches_.restore(state->meta.at("data").get<DataPosition>());
@@ -105,8 +123,8 @@ ExitCode SftTrainer::run() {
     const auto begin = Clock::now();
     const auto lr = learning_rate(schedule_, step);
     const auto packs = batches_.next();
-    const auto stats = train_step(decoder_, packs, gradients_, optimizer_, step, lr, options_.optim.clip_norm);
-    finish_step(step, lr, stats, training_operations(decoder_, packs), seconds_since(begin));
+    const auto stats = train_step(objective_, packs, gradients_, optimizer_, step, lr, options_.optim.clip_norm);
+    finish_step(step, lr, stats, training_operations(objective_, packs), seconds_since(begin));
     const bool stopping = stop.requested() && step < schedule_.total_steps;
     if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) save(step);
     if (stopping) {
@@ -122,7 +140,7 @@ ExitCode SftTrainer::run() {
 void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stats, double operations, double step_s) {
   trained_tokens_ += stats.trained_tokens;
   const auto tokens_per_s = static_cast<double>(stats.tokens) / step_s;
-  const auto memory = peak_memory_bytes(decoder_.device());
+  const auto memory = peak_memory_bytes(objective_.decoder.device());
   const auto mean_step_s = seconds_since(begin_) / static_cast<double>(step - first_step_ + 1);
   nlohmann::ordered_json values{{"train/loss", stats.loss},
                                 {"train/grad_norm", stats.grad_norm},
@@ -137,6 +155,8 @@ void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stat
                                 {"mem/peak_gib", static_cast<double>(memory) / (1 << 30)}};
   const auto mfu = peak_ ? std::optional(operations / step_s / *peak_) : std::nullopt;
   if (mfu) values["perf/mfu"] = *mfu;
+  if (objective_.router_aux_loss_coef > 0) values["train/router_aux_loss"] = stats.router_aux_loss;
+  if (objective_.mtp != nullptr) values["train/mtp_loss"] = stats.mtp_loss;
   progress_.step({.step = step,
                   .steps = schedule_.total_steps,
                   .loss = stats.loss,
@@ -148,10 +168,11 @@ void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stat
                   .step_s = step_s,
                   .eta_s = mean_step_s * static_cast<double>(schedule_.total_steps - step)});
   if (!eval_.empty() && due(step, options_.eval.interval, schedule_.total_steps)) {
-    const auto found = evaluate(decoder_, eval_);
+    const auto found = evaluate(objective_, eval_);
     values["eval/loss"] = found.loss;
     values["eval/perplexity"] = std::exp(found.loss);
     values["eval/accuracy"] = found.accuracy;
+    if (objective_.mtp != nullptr) values["eval/mtp_loss"] = found.mtp_loss;
     log_info("step {}: eval loss {:.4f}, perplexity {:.3f}, accuracy {:.1f}% of {} tokens", step, found.loss,
              std::exp(found.loss), 100 * found.accuracy, found.trained_tokens);
   }

@@ -12,19 +12,25 @@
 #include "sluice/core/metrics_file.h"
 #include "sluice/core/progress.h"
 #include "sluice/data/packing.h"
-#include "sluice/models/decoder.h"
+#include "sluice/models/family.h"
 #include "sluice/train/adamw.h"
 #include "sluice/train/options.h"
 #include "sluice/train/step.h"
 
 namespace sluice {
 
+// The parameters that a run trains: all of the model's, or with train.mtp = "only" the multi-token prediction block's.
+std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp);
+
+// By which a run's export follows its source: what it did not train is copied.
+WeightRules export_rules(const Model& model, MtpTraining mtp);
+
 class SftTrainer {
  public:
-  // The decoder's parameters must be loaded; decoder and samples must outlive the trainer. `eval` may be empty.
+  // The model's parameters must be loaded; model and samples must outlive the trainer. `eval` may be empty.
   // `state`: the checkpoint to go on from (train/run_folder.h). `peak`: operations a second of the device, if known.
-  SftTrainer(const SftOptions& options, Decoder& decoder, const std::vector<Sample>& train,
-             const std::vector<Sample>& eval, const std::optional<TrainingState>& state, std::optional<double> peak);
+  SftTrainer(const SftOptions& options, Model& model, const std::vector<Sample>& train, const std::vector<Sample>& eval,
+             const std::optional<TrainingState>& state, std::optional<double> peak);
 
   // To the last step, or to the end of the step in which a signal asks to stop. A checkpoint stands at the end of both.
   // kRequeue after a signal.
@@ -38,7 +44,7 @@ class SftTrainer {
   void save(std::int64_t step);
 
   const SftOptions& options_;
-  Decoder& decoder_;
+  Objective objective_;
   std::string samples_;  // fingerprint of those that are trained on
   std::vector<PackedBatch> eval_;
   BatchStream batches_;

@@ -7,6 +7,7 @@
 
 #include "sluice/core/error.h"
 #include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
+#include "sluice/layers/experts.h"
 
 namespace sluice {
 namespace {
@@ -19,33 +20,72 @@ double weight_of(std::span<const PackedBatch> packs) {
 
 // Sums over packs. Those of tensors stay on the device, so that nothing waits for it before read().
 struct Sums {
-  double weight;         // of all trained tokens together
-  Tensor loss, correct;  // float64 scalars: the weighted mean, and a count
+  double weight, next_weight = 0;      // of all trained tokens together, and of those that follow another token
+  double pack_tokens = 0;              // of all packs, those to come too
+  Tensor loss, correct, balance, mtp;  // float64 scalars: the weighted mean, a count, and the other two losses
   std::int64_t tokens = 0, trained_tokens = 0;
 
   Sums(std::span<const PackedBatch> packs, at::Device device)
       : weight(weight_of(packs)),
         loss(at::zeros({}, at::TensorOptions().dtype(kDouble).device(device))),
-        correct(at::zeros_like(loss)) {}
+        correct(at::zeros_like(loss)),
+        balance(at::zeros_like(loss)),
+        mtp(at::zeros_like(loss)) {
+    for (const auto& pack : packs) {
+      next_weight += next_token_weight(pack);
+      pack_tokens += static_cast<double>(pack.tokens.size());
+    }
+  }
 
-  LossStats read(double loss_value, double correct_value) const {
-    return {.loss = loss_value,
-            .accuracy = trained_tokens > 0 ? correct_value / static_cast<double>(trained_tokens) : 0,
-            .tokens = tokens,
-            .trained_tokens = trained_tokens};
+  // The losses, the count and `more`, in one transfer that waits for the device.
+  std::pair<LossStats, double> read(const Tensor& more) const {
+    const auto found = at::stack({loss, correct, balance, mtp, more}).cpu();
+    const auto* values = found.const_data_ptr<double>();
+    return {{.loss = values[0],
+             .router_aux_loss = values[2],
+             .mtp_loss = values[3],
+             .accuracy = trained_tokens > 0 ? values[1] / static_cast<double>(trained_tokens) : 0,
+             .tokens = tokens,
+             .trained_tokens = trained_tokens},
+            values[4]};
   }
 };
 
-// Adds one pack and returns its part of the loss for backward().
-Tensor pack_loss(const Decoder& model, const PackedBatch& packed, Sums& sums) {
-  const auto batch = to_batch(packed, model.device());
-  const auto hidden = model.forward(batch.tokens, batch.pack).index_select(0, batch.asked);
-  const auto [loss, predicted] =
-      linear_cross_entropy_loss(hidden, model.head(), batch.targets, batch.loss_weight / sums.weight);
+// The language-modelling loss of the pack, and its hidden states. Without gradients where the decoder is not trained.
+std::pair<Tensor, Tensor> decoder_loss(const Objective& objective, const Batch& batch, Sums& sums, RouterLoad* load) {
+  const at::AutoGradMode grad(at::GradMode::is_enabled() && !objective.mtp_only);
+  const auto& decoder = objective.decoder;
+  const auto hidden = decoder.forward(batch.tokens, batch.pack, /*state=*/nullptr, load);
+  const auto [loss, predicted] = linear_cross_entropy_loss(hidden.index_select(0, batch.asked), decoder.head(),
+                                                           batch.targets, batch.loss_weight / sums.weight);
   sums.loss += loss.detach().to(kDouble);
   sums.correct += (predicted == batch.targets).sum();
   sums.tokens += batch.tokens.numel();
   sums.trained_tokens += batch.asked.numel();
+  return {loss, hidden};
+}
+
+// Adds one pack and returns its part of the weighted sum of losses for backward().
+Tensor pack_loss(const Objective& objective, const PackedBatch& packed, Sums& sums) {
+  const auto batch = to_batch(packed, objective.decoder.device());
+  RouterLoad load;
+  const bool balanced = objective.router_aux_loss_coef > 0 && !objective.mtp_only;
+  auto [loss, hidden] = decoder_loss(objective, batch, sums, balanced ? &load : nullptr);
+  if (load.rows > 0) {
+    const auto share = static_cast<double>(packed.tokens.size()) / sums.pack_tokens;
+    const auto balance = load_balancing_loss(load) * share;
+    sums.balance += balance.detach().to(kDouble);
+    loss = loss + objective.router_aux_loss_coef * balance;
+  }
+  if (objective.mtp != nullptr && sums.next_weight > 0) {
+    const auto next = next_tokens(batch, packed);
+    const auto ahead = objective.mtp->forward(objective.decoder, hidden, next.tokens, next.pack);
+    const auto mtp = linear_cross_entropy_loss(ahead.index_select(0, next.asked), objective.decoder.head(),
+                                               next.targets, next.loss_weight / sums.next_weight)
+                         .loss;
+    sums.mtp += mtp.detach().to(kDouble);
+    loss = loss + objective.mtp_loss_scale * mtp;
+  }
   return loss;
 }
 
@@ -56,7 +96,8 @@ Tensor gradient_scale(const Tensor& loss, const Tensor& norm, double clip_norm) 
 }
 
 void check_finite(const StepStats& stats, const GradientSum& gradients, std::int64_t step) {
-  if (std::isfinite(stats.loss) && std::isfinite(stats.grad_norm)) return;
+  const auto losses = stats.loss + stats.router_aux_loss + stats.mtp_loss;
+  if (std::isfinite(losses) && std::isfinite(stats.grad_norm)) return;
   const auto first = gradients.first_not_finite();
   fail(ExitCode::kNan,
        "step {}: loss {}, gradient norm {}{}; nothing was updated, and the checkpoints before are good.\n"
@@ -67,30 +108,28 @@ void check_finite(const StepStats& stats, const GradientSum& gradients, std::int
 
 }  // namespace
 
-StepStats train_step(const Decoder& model, const std::vector<PackedBatch>& packs, GradientSum& gradients,
+StepStats train_step(const Objective& objective, const std::vector<PackedBatch>& packs, GradientSum& gradients,
                      AdamW& optimizer, std::int64_t step, double lr, double clip_norm) {
-  Sums sums(packs, model.device());
-  if (sums.weight == 0) return {};
+  Sums sums(packs, objective.decoder.device());
+  if (sums.weight == 0 || (objective.mtp_only && sums.next_weight == 0)) return {};
   for (const auto& pack : packs) {
-    pack_loss(model, pack, sums).backward();
+    pack_loss(objective, pack, sums).backward();
     gradients.take();
   }
   const auto norm = gradients.norm();
-  optimizer.step(gradients, lr, gradient_scale(sums.loss, norm, clip_norm));
-  const auto found = at::stack({sums.loss, sums.correct, norm}).cpu();  // waits for the device
-  const auto* values = found.const_data_ptr<double>();
-  const StepStats stats{sums.read(values[0], values[1]), values[2]};
+  optimizer.step(gradients, lr, gradient_scale(sums.loss + sums.balance + sums.mtp, norm, clip_norm));
+  const auto [losses, grad_norm] = sums.read(norm);
+  const StepStats stats{losses, grad_norm};
   check_finite(stats, gradients, step);
   gradients.clear();
   return stats;
 }
 
-LossStats evaluate(const Decoder& model, std::span<const PackedBatch> packs) {
+LossStats evaluate(const Objective& objective, std::span<const PackedBatch> packs) {
   const at::NoGradGuard no_grad;
-  Sums sums(packs, model.device());
-  for (const auto& pack : packs) pack_loss(model, pack, sums);
-  const auto found = at::stack({sums.loss, sums.correct}).cpu();
-  return sums.read(found.const_data_ptr<double>()[0], found.const_data_ptr<double>()[1]);
+  Sums sums(packs, objective.decoder.device());
+  for (const auto& pack : packs) pack_loss(objective, pack, sums);
+  return sums.read(sums.loss).first;
 }
 
 }  // namespace sluice

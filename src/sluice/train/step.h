@@ -7,15 +7,27 @@
 #include <vector>
 
 #include "sluice/models/decoder.h"
+#include "sluice/models/multi_token_prediction.h"
 #include "sluice/train/adamw.h"
 #include "sluice/train/batch.h"
 
 namespace sluice {
 
+// What is minimised: the language-modelling loss, and what is asked for beside it.
+struct Objective {
+  const Decoder& decoder;
+  double router_aux_loss_coef = 0;            // of the load-balancing loss; 0: none
+  const MultiTokenPrediction* mtp = nullptr;  // null: not trained
+  double mtp_loss_scale = 0;
+  bool mtp_only = false;  // no gradient reaches the decoder
+};
+
 struct LossStats {
-  double loss = 0;          // mean over the trained tokens, by their weight
-  double accuracy = 0;      // part of the trained tokens whose likeliest token is the right one
-  std::int64_t tokens = 0;  // all of them
+  double loss = 0;             // mean over the trained tokens, by their weight
+  double router_aux_loss = 0;  // mean over the packs by their tokens, unweighted; 0 where it is not minimised
+  double mtp_loss = 0;         // as loss, of multi-token prediction, unweighted
+  double accuracy = 0;         // part of the trained tokens whose likeliest token is the right one
+  std::int64_t tokens = 0;     // all of them
   std::int64_t trained_tokens = 0;
 };
 
@@ -26,9 +38,9 @@ struct StepStats : LossStats {
 // Sums the gradients of all packs, divided by the weight of all trained tokens together, clips their norm to
 // `clip_norm` (0: not at all) and updates. A step without a trained token has loss 0 and changes nothing. NaN error,
 // before anything is updated, if loss or gradients are not finite; it names the step and the first bad tensor.
-StepStats train_step(const Decoder& model, const std::vector<PackedBatch>& packs, GradientSum& gradients,
+StepStats train_step(const Objective& objective, const std::vector<PackedBatch>& packs, GradientSum& gradients,
                      AdamW& optimizer, std::int64_t step, double lr, double clip_norm);
 
-LossStats evaluate(const Decoder& model, std::span<const PackedBatch> packs);
+LossStats evaluate(const Objective& objective, std::span<const PackedBatch> packs);
 
 }  // namespace sluice
