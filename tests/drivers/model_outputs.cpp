@@ -4,7 +4,7 @@
 // The request: "sequences", a list of token lists; "dtype", float32 (default) or bfloat16; "recompute", a flag;
 // "router_aux_loss_coef" and "mtp_loss_scale", weights of losses that are added (0; with the latter the model has its
 // multi-token prediction block). OUT holds "logits" [T, V] float32 and, for the loss summed over all sequences' tokens,
-// "loss" and "grad.NAME" of each tensor by its name and layout in the folder.
+// "loss" and "grad.NAME" of each trained tensor by its name and layout in the folder.
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -45,7 +45,9 @@ void run(char** argv) {
   auto& decoder = *loaded.model.decoder;
   decoder.set_recompute(request.value("recompute", false) ? Recompute::kBlocks : Recompute::kNone);
   const auto parameters = loaded.model.parameters();
-  for (auto* parameter : parameters) parameter->value.requires_grad_();
+  for (auto* parameter : parameters) {
+    if (!parameter->frozen) parameter->value.requires_grad_();
+  }
 
   std::vector<std::int64_t> lengths;
   for (const auto& sequence : sequences) lengths.push_back(static_cast<std::int64_t>(sequence.size()));
@@ -66,6 +68,7 @@ void run(char** argv) {
   for (const auto& mapped : map_folder(*loaded.folder, parameters, loaded.model.weights)) {
     std::vector<Tensor> runs;
     for (const auto& run : mapped.runs) {
+      if (parameters[run.parameter]->frozen) continue;
       const auto& value = parameters[run.parameter]->value;
       const auto gradient = value.grad().defined() ? value.grad() : at::zeros_like(value.detach());
       runs.push_back(gradient.to(kFloat).reshape(-1).narrow(0, run.offset, run.elements));

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "sluice/checkpoint/tensor_io.h"
+#include "sluice/core/error.h"
 #include "sluice/core/log.h"
 
 namespace sluice {
@@ -67,6 +68,20 @@ void copy_runs(const MappedTensor& mapped, const Tensor& disk, const std::vector
   }
 }
 
+// Tensors such as hash constants, which a model is meaningless without.
+void check_exact(const ModelFolder& folder, const Parameter& parameter, const std::string& disk_name) {
+  if (parameter.init.kind != Init::Kind::kExact) return;
+  const auto& wanted = parameter.init.values;
+  const auto* found = parameter.value.const_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (found[i] == wanted[i]) continue;
+    fail_data(
+        "{}: {}[{}]: expected {}, which follows from config.json, found {}.\n"
+        "  The weights were trained with other constants; check that config.json is the one of these weights.",
+        folder.path().string(), disk_name, i, wanted[i], found[i]);
+  }
+}
+
 }  // namespace
 
 LoadReport load_parameters(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
@@ -75,7 +90,11 @@ LoadReport load_parameters(const ModelFolder& folder, const std::vector<Paramete
   const auto map = map_folder(folder, parameters, rules);  // before any parameter changes
   LoadReport report;
   report.unlisted = folder.unlisted();
-  for (auto* parameter : parameters) parameter->value = Tensor();
+  for (auto* parameter : parameters) {
+    parameter->value = Tensor();
+    parameter->pieces.clear();
+  }
+  std::map<Parameter*, std::map<std::int64_t, Tensor>> pieces;  // of those held as stored, by offset
   for (std::size_t i = 0; i < map.size(); ++i) {
     const auto& mapped = map[i];
     report.rows.push_back({mapped.disk, parameter_names(mapped, parameters), mapped.aside_reason});
@@ -83,10 +102,23 @@ LoadReport load_parameters(const ModelFolder& folder, const std::vector<Paramete
     const auto& tensor = folder.tensors()[i];
     const auto disk = tensor_over(tensor.file, *tensor.stored);
     if (auto& parameter = *parameters[mapped.runs[0].parameter]; disk.sizes() == parameter.shape) {  // the whole of it
-      parameter.value = disk.to(held_dtype(parameter, model_dtype));
+      parameter.value = parameter.as_stored ? disk : disk.to(held_dtype(parameter, model_dtype));
       report.shared += parameter.value.const_data_ptr() == tensor.bytes().data() ? 1 : 0;
+      check_exact(folder, parameter, mapped.disk.name);
+    } else if (parameter.as_stored) {
+      pieces[&parameter].emplace(mapped.runs[0].offset, disk);
     } else {
       copy_runs(mapped, disk, parameters, model_dtype);
+    }
+  }
+  for (const auto& [parameter, by_offset] : pieces) {
+    for (const auto& [offset, piece] : by_offset) {
+      if (piece.scalar_type() != by_offset.begin()->second.scalar_type()) {
+        fail_data(
+            "{}: the pieces of {} are of several dtypes, {} and {}; a table is read in the one that it is stored in",
+            folder.path().string(), parameter->name, describe(by_offset.begin()->second), describe(piece));
+      }
+      parameter->pieces.push_back(piece);
     }
   }
   if (const auto line = report.aside_line(); !line.empty()) log_info("{}: {}", folder.path().string(), line);

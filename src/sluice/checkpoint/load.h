@@ -39,8 +39,9 @@ std::vector<MappedTensor> map_folder(const ModelFolder& folder, const std::vecto
 std::string parameter_names(const MappedTensor& mapped, const std::vector<Parameter*>& parameters);
 
 // Sets every parameter's value on the CPU, in the dtype that it is held in. A tensor that has that dtype on disk is not
-// copied: the value lies over the mapped file, copy-on-write, and may be trained in place. Logs what was set aside, and
-// warns of tensors that the index does not name.
+// copied: the value lies over the mapped file, copy-on-write, and may be trained in place. A parameter that is held as
+// stored lies over it in any dtype, and in its pieces. Data error for a tensor that follows from the configuration and
+// holds other values. Logs what was set aside, and warns of tensors that the index does not name.
 LoadReport load_parameters(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
                            const WeightRules& rules, at::ScalarType model_dtype);
 

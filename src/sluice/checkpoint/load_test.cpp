@@ -74,6 +74,45 @@ TEST(Load, ReadsTensorsThatTheFileDoesNotAlign) {
   EXPECT_TRUE(at::equal(model[2], tensors[3].second));
 }
 
+// 12 pieces, which lie in the file as their names sort: shard_10 before shard_2.
+DiskTensors sharded_table() {
+  DiskTensors tensors;
+  for (int i = 0; i < 12; ++i) tensors.emplace_back(fmt::format("ngram.shard_{}.weight", i), at::full({2, 3}, 1.0 * i));
+  std::ranges::sort(tensors, {}, [](const auto& tensor) { return tensor.first; });
+  return tensors;
+}
+
+TEST(Load, ATableHeldAsStoredLiesOverTheFileInItsPieces) {
+  const TemporaryFolder folder;
+  write_model(folder.path(), sharded_table());
+  Parameter table{.name = "ngram.weight", .shape = {24, 3}, .frozen = true, .as_stored = true, .init = Init::normal(1)};
+  const WeightRules rules{.prefixes = {}, .aside = {}, .pieces = {{"ngram.weight", {"ngram.shard_{}.weight"}, false}}};
+  const ModelFolder disk(folder.path());
+  load_parameters(disk, {&table}, rules, kBFloat16);
+  EXPECT_FALSE(table.value.defined());
+  ASSERT_EQ(table.pieces.size(), 12u);
+  for (int i = 0; i < 12; ++i)
+    EXPECT_TRUE(table.pieces[i].equal(at::full({2, 3}, 1.0 * i))) << i;  // float32, as stored
+  EXPECT_EQ(table.pieces[2].const_data_ptr(), disk.tensors()[4].bytes().data());
+
+  write_tensors(folder / kWeightsFile, {{"ngram.weight", at::ones({24, 3})}});
+  load_parameters(ModelFolder(folder.path()), {&table}, rules, kBFloat16);
+  EXPECT_TRUE(table.pieces.empty());
+  EXPECT_TRUE(table.value.equal(at::ones({24, 3})));
+}
+
+TEST(Load, RefusesConstantsThatDoNotFollowFromTheConfiguration) {
+  const TemporaryFolder folder;
+  write_model(folder.path(), {{"hash.multipliers", at::tensor({5, 7}, at::TensorOptions().dtype(kLong))}});
+  Parameter constants{
+      .name = "hash.multipliers", .shape = {2}, .dtype = kLong, .frozen = true, .init = Init::exactly({5, 7})};
+  const auto load = [&] { load_parameters(ModelFolder(folder.path()), {&constants}, {}, kBFloat16); };
+  load();
+  EXPECT_EQ(constants.value.scalar_type(), kLong);
+  constants.init = Init::exactly({5, 8});
+  EXPECT_THAT(data_error(load), HasSubstr("hash.multipliers[1]: expected 8, which follows from config.json, found 7"));
+}
+
 TEST(Load, OneErrorNamesWhatIsMissingAndWhatIsUnexpected) {
   const TemporaryFolder folder;
   auto tensors = multimodal_tensors();

@@ -39,7 +39,7 @@ ExitCode run_inspect(const InspectOptions& options, const Invocation&) {
   const auto map = map_folder(folder, parameters, model.weights);
 
   std::map<std::string, Total> by_dtype, aside;
-  Total trained;
+  Total trained, frozen, tables;
   for (const auto& tensor : map) {
     if (options.tensors) {
       fmt::print("{:<72} {:<18} {:<8} -> {}\n", tensor.disk.name, shape_text(tensor.disk.shape),
@@ -47,11 +47,18 @@ ExitCode run_inspect(const InspectOptions& options, const Invocation&) {
                  tensor.runs.empty() ? "set aside: " + tensor.aside_reason : parameter_names(tensor, parameters));
     }
     by_dtype[std::string(dtype_name(tensor.disk.dtype))].add(tensor.disk);
-    (tensor.runs.empty() ? aside[tensor.aside_reason] : trained).add(tensor.disk);
+    const auto* parameter = tensor.runs.empty() ? nullptr : parameters[tensor.runs[0].parameter];
+    auto& kind = parameter == nullptr   ? aside[tensor.aside_reason]
+                 : parameter->as_stored ? tables
+                 : parameter->frozen    ? frozen
+                                        : trained;
+    kind.add(tensor.disk);
   }
   if (options.tensors) fmt::print("\n");
   fmt::print("{:<32} {} (model_type {})\n", "family", family.name, folder.config().value("model_type", ""));
   print("trained", trained);
+  if (frozen.tensors > 0) print("frozen", frozen);
+  if (tables.tensors > 0) print("frozen, read from the file", tables);
   for (const auto& [reason, total] : aside) print("set aside: " + reason, total);
   for (const auto& [dtype, total] : by_dtype) print("stored as " + dtype, total);
   for (const auto& name : folder.unlisted()) fmt::print("not read (the index does not name it): {}\n", name);

@@ -29,7 +29,9 @@ LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, s
   loaded.dtype = precision ? scalar_type_of(*precision) : loaded.device.device.is_cpu() ? kFloat : kBFloat16;
   const auto parameters = loaded.model.parameters();
   load_parameters(*loaded.folder, parameters, loaded.model.weights, loaded.dtype);
-  for (auto* parameter : parameters) parameter->value = parameter->value.to(loaded.device.device);
+  for (auto* parameter : parameters) {
+    if (!parameter->as_stored) parameter->value = parameter->value.to(loaded.device.device);
+  }
   return loaded;
 }
 

@@ -324,10 +324,11 @@ class Mapper {
 void append_pieces(const WantedTensor& wanted, std::size_t parameter, const WeightRules::Pieces& rule,
                    std::vector<MappedTensor>& tensors) {
   const auto parts = static_cast<std::int64_t>(rule.pieces.size());
-  std::vector<std::int64_t> shape(wanted.shape.begin() + 1, wanted.shape.end());
-  shape[0] /= parts;
+  const auto numbers = rule.stacked ? wanted.shape[0] : rule.fresh_count;
+  std::vector<std::int64_t> shape(wanted.shape.begin() + (rule.stacked ? 1 : 0), wanted.shape.end());
+  shape[0] /= rule.stacked ? parts : numbers * parts;
   const auto elements = product(shape);
-  for (std::int64_t i = 0; i < wanted.shape[0] * parts; ++i) {
+  for (std::int64_t i = 0; i < numbers * parts; ++i) {
     const auto name = piece_name(wanted.name, rule, i / parts, static_cast<std::size_t>(i % parts));
     tensors.push_back({.disk = {name, {}, shape}, .runs = {{parameter, i * elements, elements}}});
   }

@@ -35,7 +35,8 @@ struct WeightRules {
     std::vector<std::string> pieces;
     bool stacked =
         true;  // one number an entry of the first dimension; otherwise the rows are split evenly over the numbers
-    bool fresh = false;  // a new model is written in pieces (stacked alone)
+    bool fresh = false;            // a new model is written in pieces
+    std::int64_t fresh_count = 0;  // into how many its rows are split then, where they are not stacked
   };
   // A tensor on disk may hold the rows of several parameters, interleaved: `groups` times its `parts`, one after
   // another, where group g of a part is rows first_row + g rows to first_row + (g + 1) rows of the part's parameter.

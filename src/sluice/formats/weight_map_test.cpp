@@ -24,7 +24,7 @@ const WeightRules kRules{
               {"lm_head.weight", "tied to the embedding", false}},
     .pieces = {{"experts.gate_up_proj", {"experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"}, true, true},
                {"experts.down_proj", {"experts.{}.down_proj.weight"}, true, true},
-               {"ngram.weight", {"ngram.shard_{}.weight"}, false}}};
+               {"ngram.weight", {"ngram.shard_{}.weight"}, false, true, 12}}};
 
 const std::vector<WantedTensor> kWanted = {{"model.embed.weight", {10, 4}}, {"model.layers.0.A_log", {2}}};
 const std::vector<WantedTensor> kExperts = {{"model.mlp.experts.gate_up_proj", {2, 6, 4}},
@@ -207,6 +207,10 @@ TEST(WeightMap, AFreshModelIsWrittenAsItsRulesSayAndReadsBack) {
   };
   EXPECT_EQ(fresh(kExperts, kRules).size(), 6u);
   EXPECT_EQ(fresh(kWanted, kRules)[0].name, "model.embed.weight");
+  const auto rows = fresh({{"ngram.weight", {24, 3}}}, kRules);
+  ASSERT_EQ(rows.size(), 12u);
+  EXPECT_EQ(rows[11].name, "ngram.shard_11.weight");
+  EXPECT_EQ(rows[11].shape, (std::vector<std::int64_t>{2, 3}));
   const auto joined = fresh(kJoined, kInterleaved);
   ASSERT_EQ(joined.size(), 1u);
   EXPECT_EQ(joined[0].name, "model.0.attn.qkvz.weight");

@@ -58,6 +58,9 @@ void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_
       case Init::Kind::kLogUniform:
         value.uniform_(init.a, init.b, generator).log_();
         break;
+      case Init::Kind::kExact:
+        value = at::tensor(init.values, at::TensorOptions().dtype(kLong));
+        break;
     }
     parameter->value = value.to(held_dtype(*parameter, model_dtype));
   }

@@ -22,6 +22,8 @@ const json& ConfigReader::at(const std::string& key) const {
 
 bool ConfigReader::has(const std::string& key) const { return !at(key).is_null(); }
 
+bool ConfigReader::is(const std::string& key, const json& value) const { return at(key) == value; }
+
 void ConfigReader::fail_at(const std::string& key, const std::string& expected) const {
   fail_data("{}.{}: expected {}, found {}", where_, key, expected, has(key) ? at(key).dump().substr(0, 80) : "nothing");
 }
@@ -59,9 +61,10 @@ std::vector<std::string> ConfigReader::strings(const std::string& key) const {
 
 std::vector<std::int64_t> ConfigReader::integers(const std::string& key) const {
   if (!has(key)) return {};
+  if (at(key).is_number_integer()) return {at(key).get<std::int64_t>()};
   const auto& list = at(key);
   if (!list.is_array() || !std::ranges::all_of(list, [](const json& item) { return item.is_number_integer(); })) {
-    fail_at(key, "a list of whole numbers");
+    fail_at(key, "whole numbers");
   }
   return list.get<std::vector<std::int64_t>>();
 }

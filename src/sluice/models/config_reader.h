@@ -22,7 +22,7 @@ class ConfigReader {
   double number(const std::string& key, std::optional<double> fallback = {}) const;
   bool flag(const std::string& key, bool fallback) const;
   std::vector<std::string> strings(const std::string& key) const;    // empty where absent
-  std::vector<std::int64_t> integers(const std::string& key) const;  // empty where absent
+  std::vector<std::int64_t> integers(const std::string& key) const;  // one alone is a list of one; empty where absent
 
   // A key whose only supported values are `supported`; absent counts as the first of them.
   void require(const std::string& key, const std::vector<nlohmann::json>& supported) const;
@@ -30,6 +30,7 @@ class ConfigReader {
   // The object below `key`, empty where absent.
   ConfigReader object(const std::string& key) const;
   bool has(const std::string& key) const;  // present and not null
+  bool is(const std::string& key, const nlohmann::json& value) const;
 
   [[noreturn]] void fail_at(const std::string& key, const std::string& expected) const;
 

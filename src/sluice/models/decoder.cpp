@@ -12,13 +12,15 @@ namespace {
 // block.forward(h, context) without a state, whose inner activations are computed again in the backward pass.
 Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContext& context) {
   std::vector<Tensor> parameters;
-  for (const auto* parameter : block.parameters()) parameters.push_back(parameter->value);
+  for (const auto* parameter : block.parameters()) {
+    if (!parameter->frozen) parameters.push_back(parameter->value);
+  }
   // The backward pass may come after the caller's pack is gone: the function holds its own.
-  const auto again = [&block, pack = context.pack, rotary = context.rotary,
+  const auto again = [&block, pack = context.pack, tokens = context.tokens, rotary = context.rotary,
                       routed = context.router_load != nullptr](const Tensor& x) {
     RouterLoad load;
-    std::vector<Tensor> outputs{
-        block.forward(x, {.pack = pack, .rotary = rotary, .router_load = routed ? &load : nullptr}, nullptr)};
+    std::vector<Tensor> outputs{block.forward(
+        x, {.pack = pack, .tokens = tokens, .rotary = rotary, .router_load = routed ? &load : nullptr}, nullptr)};
     if (load.rows > 0) outputs.insert(outputs.end(), {load.visits, load.probability});
     return outputs;
   };
@@ -32,19 +34,50 @@ Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContex
 }  // namespace
 
 Block::Block(BlockParts parts)
-    : mixer_norm_(add(parts.mixer_norm.name, std::move(parts.mixer_norm.part))),
+    : per_layer_embedding_(parts.per_layer_embedding
+                               ? &add(parts.per_layer_embedding->name, std::move(parts.per_layer_embedding->part))
+                               : nullptr),
+      mixer_residual_(add(parts.mixer_residual.name, std::move(parts.mixer_residual.part))),
       mixer_(add(parts.mixer.name, std::move(parts.mixer.part))),
-      feed_forward_norm_(add(parts.feed_forward_norm.name, std::move(parts.feed_forward_norm.part))),
+      feed_forward_residual_(add(parts.feed_forward_residual.name, std::move(parts.feed_forward_residual.part))),
       feed_forward_(add(parts.feed_forward.name, std::move(parts.feed_forward.part))) {}
 
-Tensor Block::forward(const Tensor& h, const ForwardContext& context, MixerState* state) const {
-  const auto mixed = h + mixer_.forward(mixer_norm_.forward(h), context, state);
-  return mixed + feed_forward_.forward(feed_forward_norm_.forward(mixed), context);
+Tensor Block::forward(const Tensor& residual, const ForwardContext& context, const BlockState* state) const {
+  auto h = residual;
+  if (per_layer_embedding_ != nullptr) {
+    h = h + per_layer_embedding_->forward(h, context, state ? state->per_layer_embedding.get() : nullptr);
+  }
+  h = mixer_residual_.around(
+      h, [&](const Tensor& x) { return mixer_.forward(x, context, state ? state->mixer.get() : nullptr); });
+  return feed_forward_residual_.around(h, [&](const Tensor& x) { return feed_forward_.forward(x, context); });
+}
+
+BlockState Block::new_state(std::int64_t slots, std::int64_t capacity, const at::TensorOptions& activations) const {
+  BlockState state{.mixer = mixer_.new_state(slots, capacity, activations), .per_layer_embedding = nullptr};
+  if (per_layer_embedding_ != nullptr) {
+    state.per_layer_embedding = per_layer_embedding_->new_state(slots, capacity, activations);
+  }
+  return state;
+}
+
+std::string Block::why_not_on_gpu(at::ScalarType dtype) const {
+  if (auto reason = mixer_.why_not_on_gpu(dtype); !reason.empty()) return reason;
+  return feed_forward_.why_not_on_gpu();
+}
+
+void Block::count_operations(std::span<const std::int64_t> lengths, Operations& operations) const {
+  const auto tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
+  if (per_layer_embedding_ != nullptr) per_layer_embedding_->count_operations(lengths, operations);
+  mixer_residual_.count_operations(tokens, operations);
+  mixer_.count_operations(lengths, operations);
+  feed_forward_residual_.count_operations(tokens, operations);
+  feed_forward_.count_operations(tokens, operations);
 }
 
 Decoder::Decoder(DecoderParts parts)
     : vocab_size_(parts.vocab_size),
       hidden_size_(parts.hidden_size),
+      streams_(parts.streams),
       rotary_parts_(parts.rotary),
       embed_tokens_(add("model.embed_tokens",
                         std::make_unique<Embedding>(parts.vocab_size, parts.hidden_size, parts.initializer_range))),
@@ -56,23 +89,23 @@ Decoder::Decoder(DecoderParts parts)
         }
         return blocks;
       }()),
-      norm_(add("model.norm", std::move(parts.final_norm))) {
+      output_(add("model." + parts.output.name, std::move(parts.output.part))) {
   if (!parts.tie_word_embeddings) {
     lm_head_ = &add("lm_head", std::make_unique<Linear>(parts.vocab_size, parts.hidden_size, parts.initializer_range));
   }
 }
 
 Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load) const {
-  const ForwardContext context{.pack = pack, .rotary = rotary(pack), .router_load = router_load};
-  auto h = embed(tokens);
+  const ForwardContext context{.pack = pack, .tokens = tokens, .rotary = rotary(pack), .router_load = router_load};
+  auto h = embed(tokens).repeat({1, streams_});  // [T, R]
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (recompute_ == Recompute::kBlocks && at::GradMode::is_enabled()) {
       h = recomputed_block(*blocks_[i], h, context);
     } else {
-      h = blocks_[i]->forward(h, context, state == nullptr ? nullptr : state->layers[i].get());
+      h = blocks_[i]->forward(h, context, state == nullptr ? nullptr : &state->blocks[i]);
     }
   }
-  return norm_.forward(h);
+  return output_.read(h);
 }
 
 Tensor Decoder::embed(const Tensor& tokens) const { return embed_tokens_.forward(tokens); }
@@ -86,26 +119,22 @@ const Tensor& Decoder::head() const { return lm_head_ == nullptr ? embed_tokens_
 DecoderState Decoder::new_state(std::int64_t slots, std::int64_t capacity) const {
   DecoderState state;
   for (const auto* block : blocks_) {
-    state.layers.push_back(block->mixer().new_state(slots, capacity, embed_tokens_.weight().options()));
+    state.blocks.push_back(block->new_state(slots, capacity, embed_tokens_.weight().options()));
   }
   return state;
 }
 
 std::string Decoder::why_not_on_gpu(at::ScalarType dtype) const {
   for (const auto* block : blocks_) {
-    if (auto reason = block->mixer().why_not_on_gpu(dtype); !reason.empty()) return reason;
-    if (auto reason = block->feed_forward().why_not_on_gpu(); !reason.empty()) return reason;
+    if (auto reason = block->why_not_on_gpu(dtype); !reason.empty()) return reason;
   }
   return "";
 }
 
 Operations Decoder::forward_operations(std::span<const std::int64_t> lengths, std::int64_t asked) const {
   Operations operations;
-  const auto tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
-  for (const auto* block : blocks_) {
-    block->mixer().count_operations(lengths, operations);
-    block->feed_forward().count_operations(tokens, operations);
-  }
+  for (const auto* block : blocks_) block->count_operations(lengths, operations);
+  output_.count_operations(std::accumulate(lengths.begin(), lengths.end(), 0.0), operations);
   operations["head"] = head_operations(asked);
   return operations;
 }

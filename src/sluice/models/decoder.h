@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decoder that every family declares: embedding, blocks, final norm, head. It trains and samples; sampling hands it
-// the state of its mixers.
+// The decoder that every family declares: embedding, blocks around a residual, head. It trains and samples; sampling
+// hands it the state of its mixers.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,7 +12,7 @@
 #include "sluice/layers/feed_forward.h"
 #include "sluice/layers/linear.h"
 #include "sluice/layers/mixer.h"
-#include "sluice/layers/norms.h"
+#include "sluice/layers/residual.h"
 
 namespace sluice {
 
@@ -22,12 +23,13 @@ struct Named {
   std::unique_ptr<Part> part;
 };
 
-// h += mixer(norm(h)); h += feed_forward(norm(h)).
+// h += per_layer_embedding(h), where there is one; then mixer and feed-forward, each through its residual.
 struct BlockParts {
-  Named<ZeroCenteredRmsNorm> mixer_norm;
+  Named<Residual> mixer_residual;
   Named<Mixer> mixer;
-  Named<ZeroCenteredRmsNorm> feed_forward_norm;
+  Named<Residual> feed_forward_residual;
   Named<FeedForward> feed_forward;
+  std::optional<Named<Mixer>> per_layer_embedding = {};  // of the residual's width: [T, R] to [T, R]
 };
 
 struct RotaryParts {
@@ -35,35 +37,46 @@ struct RotaryParts {
   std::int64_t dim;  // the first `dim` of each head turn
 };
 
-// D hidden size, V vocabulary.
+// D hidden size, V vocabulary. The residual is [T, R], R = streams * D, and begins as the embedding in every stream.
 struct DecoderParts {
   std::int64_t vocab_size, hidden_size;
   double initializer_range;
   std::vector<BlockParts> blocks;
-  std::unique_ptr<ZeroCenteredRmsNorm> final_norm;
+  Named<Residual> output;  // what the head reads
   RotaryParts rotary;
   bool tie_word_embeddings;  // the embedding serves as head
+  std::int64_t streams = 1;
+};
+
+// What a block keeps of the sequences being sampled.
+struct BlockState {
+  std::unique_ptr<MixerState> mixer, per_layer_embedding;  // the second only where the block has such a part
 };
 
 class Block : public Module {
  public:
   explicit Block(BlockParts parts);
-  Tensor forward(const Tensor& h, const ForwardContext& context, MixerState* state) const;  // [T, D] to [T, D]
-  const Mixer& mixer() const { return mixer_; }
-  const FeedForward& feed_forward() const { return feed_forward_; }
+  Tensor forward(const Tensor& residual, const ForwardContext& context, const BlockState* state) const;  // [T, R]
+  BlockState new_state(std::int64_t slots, std::int64_t capacity, const at::TensorOptions& activations) const;
+  std::string why_not_on_gpu(at::ScalarType dtype) const;
+  void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const;
 
  private:
-  ZeroCenteredRmsNorm& mixer_norm_;
+  Mixer* per_layer_embedding_;  // none: null
+  Residual& mixer_residual_;
   Mixer& mixer_;
-  ZeroCenteredRmsNorm& feed_forward_norm_;
+  Residual& feed_forward_residual_;
   FeedForward& feed_forward_;
 };
 
-// The mixers' states of a number of sampling slots.
+// The blocks' states of a number of sampling slots.
 struct DecoderState {
-  std::vector<std::unique_ptr<MixerState>> layers;
+  std::vector<BlockState> blocks;
   void clear(std::int64_t slot) {
-    for (const auto& layer : layers) layer->clear(slot);
+    for (const auto& block : blocks) {
+      block.mixer->clear(slot);
+      if (block.per_layer_embedding) block.per_layer_embedding->clear(slot);
+    }
   }
 };
 
@@ -73,7 +86,7 @@ class Decoder : public Module {
  public:
   explicit Decoder(DecoderParts parts);
 
-  // tokens [T] int64 to hidden states after the final norm [T, D]. With a state, sequences continue their slots. The
+  // tokens [T] int64 to the hidden states [T, D] that the head reads. With a state, sequences continue their slots. The
   // routers of sparse layers add to `router_load` what they did, where it is given.
   Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr,
                  RouterLoad* router_load = nullptr) const;
@@ -94,11 +107,11 @@ class Decoder : public Module {
   void set_recompute(Recompute recompute) { recompute_ = recompute; }
 
  private:
-  std::int64_t vocab_size_, hidden_size_;
+  std::int64_t vocab_size_, hidden_size_, streams_;
   RotaryParts rotary_parts_;
   Embedding& embed_tokens_;
   std::vector<Block*> blocks_;
-  ZeroCenteredRmsNorm& norm_;
+  Residual& output_;
   Linear* lm_head_ = nullptr;  // none: tied
   Recompute recompute_ = Recompute::kNone;
 };

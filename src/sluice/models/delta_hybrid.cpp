@@ -6,8 +6,8 @@
 namespace sluice {
 namespace {
 
-std::vector<bool> read_layer_types(const ConfigReader& text, std::int64_t default_layers) {
-  const auto layers = text.size("num_hidden_layers", default_layers, kMostParts);
+std::vector<bool> read_layer_types(const ConfigReader& text, const HybridDefaults& defaults) {
+  const auto layers = text.size("num_hidden_layers", defaults.num_hidden_layers, kMostParts);
   const auto interval = text.size("full_attention_interval", 4);
   const auto types = text.strings("layer_types");
   if (!types.empty() && static_cast<std::int64_t>(types.size()) != layers) {
@@ -17,8 +17,10 @@ std::vector<bool> read_layer_types(const ConfigReader& text, std::int64_t defaul
   for (std::int64_t i = 0; i < layers; ++i) {
     if (types.empty()) {
       full.push_back((i + 1) % interval == 0);
-    } else if (types[i] == "full_attention" || types[i] == "linear_attention") {
-      full.push_back(types[i] == "full_attention");
+    } else if (types[i] == "linear_attention") {
+      full.push_back(false);
+    } else if (types[i] == "full_attention" || types[i] == defaults.attention_layer_type) {
+      full.push_back(true);
     } else {
       text.fail_at("layer_types", "full_attention or linear_attention in each place");
     }
@@ -45,6 +47,10 @@ std::unique_ptr<ZeroCenteredRmsNorm> norm(const HybridConfig& c) {
   return std::make_unique<ZeroCenteredRmsNorm>(c.hidden_size, c.rms_norm_eps);
 }
 
+std::unique_ptr<PreNorm> pre_norm(const HybridConfig& c) {
+  return std::make_unique<PreNorm>(c.hidden_size, c.rms_norm_eps);
+}
+
 }  // namespace
 
 ConfigReader text_reader(const ConfigReader& top) { return top.has("text_config") ? top.object("text_config") : top; }
@@ -63,7 +69,7 @@ HybridConfig read_hybrid_config(const ConfigReader& top, const HybridDefaults& d
   c.initializer_range = text.number("initializer_range", 0.02);
   if (c.rms_norm_eps <= 0) text.fail_at("rms_norm_eps", "a number above 0");
   if (c.initializer_range < 0) text.fail_at("initializer_range", "a number of at least 0");
-  c.is_full_attention = read_layer_types(text, defaults.num_hidden_layers);
+  c.is_full_attention = read_layer_types(text, defaults);
   c.attention = {.hidden_size = c.hidden_size,
                  .num_attention_heads = text.size("num_attention_heads", 16, kMostParts),
                  .num_key_value_heads = text.size("num_key_value_heads", defaults.num_key_value_heads, kMostParts),
@@ -113,10 +119,10 @@ double read_router_aux_loss_coef(const ConfigReader& text) {
 }
 
 BlockParts hybrid_block(const HybridConfig& c, bool is_full_attention, std::unique_ptr<FeedForward> feed_forward) {
-  return {.mixer_norm = {"input_layernorm", norm(c)},
+  return {.mixer_residual = {"input_layernorm", pre_norm(c)},
           .mixer = is_full_attention ? Named<Mixer>{"self_attn", std::make_unique<GatedAttention>(c.attention)}
                                      : Named<Mixer>{"linear_attn", std::make_unique<GatedDeltaNet>(c.delta)},
-          .feed_forward_norm = {"post_attention_layernorm", norm(c)},
+          .feed_forward_residual = {"post_attention_layernorm", pre_norm(c)},
           .feed_forward = {"mlp", std::move(feed_forward)}};
 }
 
@@ -126,7 +132,7 @@ DecoderParts hybrid_decoder(const HybridConfig& c,
                      .hidden_size = c.hidden_size,
                      .initializer_range = c.initializer_range,
                      .blocks = {},
-                     .final_norm = norm(c),
+                     .output = {"norm", pre_norm(c)},
                      .rotary = c.rotary,
                      .tie_word_embeddings = c.tie_word_embeddings};
   for (const bool full : c.is_full_attention) {

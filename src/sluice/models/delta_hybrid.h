@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "sluice/formats/weight_map.h"
@@ -22,6 +23,7 @@ inline constexpr std::int64_t kMostParts = 4096;  // layers, heads, dims of a he
 // Values of keys that config.json leaves out, where transformers' classes differ.
 struct HybridDefaults {
   std::int64_t vocab_size, hidden_size, num_hidden_layers, num_key_value_heads;
+  std::string attention_layer_type = "full_attention";  // what layer_types may call attention beside that
 };
 
 struct HybridConfig {

@@ -23,8 +23,7 @@ Operations MultiTokenPrediction::forward_operations(std::span<const std::int64_t
   Operations operations;
   const auto tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
   operations["multi-token prediction, projection"] = fc_.operations(tokens);
-  block_.mixer().count_operations(lengths, operations);
-  block_.feed_forward().count_operations(tokens, operations);
+  block_.count_operations(lengths, operations);
   return operations;
 }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "sluice/layers/norms.h"
 #include "sluice/models/decoder.h"
 
 namespace sluice {

@@ -83,12 +83,15 @@ bool due(std::int64_t step, std::int64_t interval, std::int64_t last) {
 }  // namespace
 
 std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp) {
-  return mtp == MtpTraining::kOnly ? model.mtp->parameters() : model.parameters();
+  auto parameters = mtp == MtpTraining::kOnly ? model.mtp->parameters() : model.parameters();
+  std::erase_if(parameters, [](const Parameter* parameter) { return parameter->frozen; });
+  return parameters;
 }
 
 WeightRules export_rules(const Model& model, MtpTraining mtp) {
   auto rules = model.weights;
-  if (mtp == MtpTraining::kOnly) rules.aside.push_back({"*", "not trained"});
+  const bool all = trained_parameters(model, mtp).size() == model.parameters().size();
+  if (!all) rules.aside.push_back({"*", "not trained"});
   return rules;
 }
 

@@ -19,7 +19,8 @@
 
 namespace sluice {
 
-// The parameters that a run trains: all of the model's, or with train.mtp = "only" the multi-token prediction block's.
+// The parameters that a run trains: all of the model's that are not frozen, or with train.mtp = "only" the multi-token
+// prediction block's.
 std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp);
 
 // By which a run's export follows its source: what it did not train is copied.
