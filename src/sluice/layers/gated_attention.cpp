@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "sluice/kernels/attention/attention.h"
+#include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
 
 namespace sluice {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 struct KeyValueState : MixerState {
   std::int64_t capacity = 0;
   Tensor k, v;                          // [slots * capacity, Hkv, d]
+  std::unique_ptr<MixerState> index;    // the indexer's, where there is one
   void clear(std::int64_t) override {}  // rows past a sequence's length are never read
 
   // Appends the pack's keys and values to their slots.
@@ -49,7 +51,7 @@ struct KeyValueState : MixerState {
 
 }  // namespace
 
-GatedAttention::GatedAttention(const GatedAttentionSizes& s)
+GatedAttention::GatedAttention(const GatedAttentionSizes& s, std::unique_ptr<BlockIndexer> indexer)
     : sizes_(s),
       q_proj_(add("q_proj", std::make_unique<Linear>(2 * s.num_attention_heads * s.head_dim, s.hidden_size,
                                                      s.initializer_range))),
@@ -60,7 +62,8 @@ GatedAttention::GatedAttention(const GatedAttentionSizes& s)
       o_proj_(add("o_proj",
                   std::make_unique<Linear>(s.hidden_size, s.num_attention_heads * s.head_dim, s.initializer_range))),
       q_norm_(add("q_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))),
-      k_norm_(add("k_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))) {}
+      k_norm_(add("k_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))),
+      indexer_(indexer ? &add("indexer", std::move(indexer)) : nullptr) {}
 
 Tensor GatedAttention::forward(const Tensor& x, const ForwardContext& context, MixerState* state) const {
   const auto& pack = context.pack;
@@ -75,14 +78,22 @@ Tensor GatedAttention::forward(const Tensor& x, const ForwardContext& context, M
   const auto scale = 1 / std::sqrt(static_cast<double>(d));
   const auto longest = std::ranges::max(pack.lengths);
 
+  auto* cache = static_cast<KeyValueState*>(state);
+  const auto blocks =
+      indexer_ != nullptr ? indexer_->choose(x, context, cache ? cache->index.get() : nullptr) : std::nullopt;
+  const auto attend = [&](const Tensor& keys, const Tensor& values, const Tensor& cu_seqlens_k,
+                          const std::optional<Tensor>& seqused_k, std::int64_t longest_keys) {
+    return blocks ? block_sparse_attention(q, keys, values, *blocks, indexer_->block_size(), pack.cu_seqlens,
+                                           cu_seqlens_k, seqused_k, scale)
+                  : attention(q, keys, values, pack.cu_seqlens, cu_seqlens_k, seqused_k, longest, longest_keys, scale);
+  };
   Tensor out;  // [T, Hq, d]
-  if (auto* cache = static_cast<KeyValueState*>(state)) {
+  if (cache != nullptr) {
     cache->append(pack, k, v);
-    const auto keys = cache->extents(pack);
-    out = attention(q, cache->k, cache->v, pack.cu_seqlens, keys.cu_seqlens_k, keys.seqused_k, longest, keys.longest,
-                    scale);
+    const auto extents = cache->extents(pack);
+    out = attend(cache->k, cache->v, extents.cu_seqlens_k, extents.seqused_k, extents.longest);
   } else {
-    out = attention(q, k, v, pack.cu_seqlens, pack.cu_seqlens, std::nullopt, longest, longest, scale);
+    out = attend(k, v, pack.cu_seqlens, std::nullopt, longest);
   }
   return o_proj_.forward((out * gate.sigmoid()).flatten(1));
 }
@@ -93,24 +104,29 @@ std::unique_ptr<MixerState> GatedAttention::new_state(std::int64_t slots, std::i
   state->capacity = capacity;
   state->k = at::empty({slots * capacity, sizes_.num_key_value_heads, sizes_.head_dim}, activations);
   state->v = at::empty_like(state->k);
+  if (indexer_ != nullptr) state->index = indexer_->new_state(slots, capacity, activations);
   return state;
 }
 
-std::string GatedAttention::why_not_on_gpu(at::ScalarType) const { return ""; }
+std::string GatedAttention::why_not_on_gpu(at::ScalarType) const {
+  return indexer_ != nullptr ? "sparse attention has no kernels for GPUs yet" : "";
+}
 
-// A query multiplies with its key and its value: itself and those before it.
+// A query multiplies with the keys and values that it attends to: itself and those before it, or what its indexer
+// takes.
 void GatedAttention::count_operations(std::span<const std::int64_t> lengths, Operations& operations) const {
   double tokens = 0, pairs = 0;
   for (const auto length : lengths) {
     const auto own = static_cast<double>(length);
     tokens += own;
-    pairs += own * (own + 1) / 2;
+    pairs += indexer_ != nullptr ? indexer_->attended(length) : own * (own + 1) / 2;
   }
   for (const auto* projection : {&q_proj_, &k_proj_, &v_proj_, &o_proj_}) {
     operations["softmax attention, projections"] += projection->operations(tokens);
   }
   operations["softmax attention, scores and values"] +=
       2 * 2.0 * pairs * static_cast<double>(sizes_.num_attention_heads * sizes_.head_dim);
+  if (indexer_ != nullptr) indexer_->count_operations(lengths, operations);
 }
 
 }  // namespace sluice

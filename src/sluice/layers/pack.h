@@ -29,7 +29,7 @@ struct RouterLoad;  // layers/experts.h
 // What every block of one forward pass shares.
 struct ForwardContext {
   const Pack& pack;
-  const Tensor& tokens;               // [T] int64, as the embedding takes them
+  Tensor tokens = {};                 // [T] int64, as the embedding takes them
   RotaryTable rotary;                 // cos and sin for pack.positions; undefined for a model without rotary layers
   RouterLoad* router_load = nullptr;  // where routers add what they did; none: nobody asks
 };

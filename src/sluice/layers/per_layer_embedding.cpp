@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/layers/per_layer_embedding.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "sluice/kernels/causal_conv/causal_conv.h"
+#include "sluice/layers/slots.h"
+
+namespace sluice {
+namespace {
+
+struct PerLayerEmbeddingState : MixerState {
+  Tensor history;  // [slots, N - 1] int64, oldest first: token ids
+  Tensor conv;     // [slots, n D, (kernel - 1) N], oldest first
+  std::int64_t eos_token_id = 0;
+  void clear(std::int64_t slot) override {
+    history[slot].fill_(eos_token_id);
+    conv[slot].zero_();
+  }
+};
+
+// rows [R] of a table that lies in equal pieces, to [R, width] in the table's dtype.
+Tensor gather_rows(const std::vector<Tensor>& pieces, const std::vector<std::int64_t>& rows) {
+  const auto each = pieces[0].size(0), width = pieces[0].size(1);
+  const auto bytes = static_cast<std::size_t>(width) * pieces[0].element_size();
+  const auto count = static_cast<std::int64_t>(rows.size());
+  auto out = at::empty({count, width}, pieces[0].options());
+  std::vector<const std::byte*> data;
+  for (const auto& piece : pieces) data.push_back(static_cast<const std::byte*>(piece.const_data_ptr()));
+  auto* to = static_cast<std::byte*>(out.mutable_data_ptr());
+  at::parallel_for(0, count, 64, [&](std::int64_t first, std::int64_t last) {  // a row may be a read from the disk
+    for (auto i = first; i < last; ++i) {
+      std::memcpy(to + i * bytes, data[rows[i] / each] + rows[i] % each * bytes, bytes);
+    }
+  });
+  return out;
+}
+
+struct ConvOutput {
+  Tensor out;      // [T, C]
+  Tensor history;  // [N, C, R]: the last R of each sequence's inputs, oldest first
+};
+
+// causal_conv over every `dilation`-th token, then silu. That is a convolution of each of a sequence's `dilation`
+// interleaved parts alone: the tokens i, i + dilation, .. with the rows i, i + dilation, .. of its history before them.
+// history [N, C, R], R = (W - 1) dilation, or none: zeros.
+ConvOutput dilated_causal_conv(const Tensor& x, const Tensor& weight, const Pack& pack,
+                               const std::optional<Tensor>& history, std::int64_t dilation) {
+  const auto reach = (weight.size(2) - 1) * dilation;
+  std::vector<std::int64_t> order, kept;  // tokens by part; of [histories | x] the rows that become the next history
+  std::vector<std::int32_t> bounds{0};
+  const auto histories = static_cast<std::int64_t>(pack.lengths.size()) * reach;
+  std::int64_t begin = 0;
+  for (std::size_t n = 0; n < pack.lengths.size(); ++n) {
+    const auto length = pack.lengths[n], own = static_cast<std::int64_t>(n) * reach;
+    for (std::int64_t part = 0; part < dilation; ++part) {
+      for (auto i = part; i < length; i += dilation) order.push_back(begin + i);
+      bounds.push_back(static_cast<std::int32_t>(order.size()));
+    }
+    for (auto i = length - reach; i < length; ++i) {
+      kept.push_back(i < 0 ? own + reach + i : histories + begin + i);
+    }
+    begin += length;
+  }
+  const auto index = at::tensor(order, at::TensorOptions().dtype(kLong)).to(x.device());
+  const auto cu_seqlens = at::tensor(bounds, at::TensorOptions().dtype(kInt)).to(x.device());
+  std::optional<Tensor> parts;  // [N dilation, C, W - 1]
+  if (history) parts = history->unflatten(2, {weight.size(2) - 1, dilation}).permute({0, 3, 1, 2}).flatten(0, 1);
+  const auto out = causal_conv(x.index_select(0, index), weight, cu_seqlens, parts, /*silu=*/true).out;
+  const auto place = at::empty_like(index).scatter_(0, index, at::arange(index.numel(), index.options()));
+  ConvOutput result{.out = out.index_select(0, place), .history = Tensor()};
+  if (history) {
+    const auto rows = at::cat({history->transpose(1, 2).flatten(0, 1), x});
+    const auto last = rows.index_select(0, at::tensor(kept, at::TensorOptions().dtype(kLong)).to(x.device()));
+    result.history = last.view({-1, reach, x.size(1)}).transpose(1, 2).contiguous();
+  }
+  return result;
+}
+
+Parameter constants(const char* name, const std::vector<std::int64_t>& values) {
+  return {.name = name,
+          .shape = {static_cast<std::int64_t>(values.size())},
+          .dtype = kLong,
+          .decay = false,
+          .frozen = true,
+          .init = Init::exactly(values)};
+}
+
+}  // namespace
+
+NgramEmbedding::NgramEmbedding(const NgramHashSizes& sizes, std::int64_t embedding_size, double initializer_range)
+    : hash_(sizes),
+      layer_multipliers_(declare(constants("layer_multipliers", hash_.multipliers()))),
+      ngram_heads_vocab_sizes_(declare(constants("ngram_heads_vocab_sizes", hash_.primes()))),
+      ngram_heads_offsets_(declare(constants("ngram_heads_offsets", hash_.offsets()))),
+      table_(declare({.name = "ngram_embedding.weight",
+                      .shape = {hash_.table_rows(), embedding_size / hash_.heads()},
+                      .decay = false,
+                      .frozen = true,
+                      .as_stored = true,
+                      .init = Init::normal(initializer_range)})) {}
+
+Tensor NgramEmbedding::forward(const Tensor& tokens, const Pack& pack, Tensor* history,
+                               const at::TensorOptions& activations) const {
+  const auto ids = tokens.to(at::kCPU).contiguous();
+  const auto* first = ids.const_data_ptr<std::int64_t>();
+  const auto context = hash_.context(), heads = hash_.heads();
+  std::vector<std::int64_t> rows(ids.numel() * heads), sequence;
+  std::int64_t token = 0;
+  for (std::size_t n = 0; n < pack.lengths.size(); ++n) {
+    const auto length = pack.lengths[n];
+    auto* past = history ? history->mutable_data_ptr<std::int64_t>() + pack.slots[n] * context : nullptr;
+    sequence.assign(past, past ? past + context : nullptr);
+    sequence.insert(sequence.end(), first + token, first + token + length);
+    const auto before = static_cast<std::int64_t>(sequence.size()) - length;
+    for (std::int64_t i = 0; i < length; ++i, ++token) {
+      hash_.rows(std::span(sequence).first(before + i + 1), std::span(rows).subspan(token * heads, heads));
+    }
+    if (past != nullptr) std::copy(sequence.end() - context, sequence.end(), past);
+  }
+  const auto pieces = table_.value.defined() ? std::vector{table_.value} : table_.pieces;
+  return gather_rows(pieces, rows).view({ids.numel(), -1}).to(activations);
+}
+
+PerLayerEmbedding::PerLayerEmbedding(const PerLayerEmbeddingSizes& s)
+    : sizes_(s),
+      ple_embedding_(
+          add("ple_embedding", std::make_unique<NgramEmbedding>(s.hash, s.embedding_size, s.initializer_range))),
+      key_proj_(
+          add("key_proj", std::make_unique<Linear>(s.streams * s.hidden_size, s.embedding_size, s.initializer_range))),
+      value_proj_(add("value_proj", std::make_unique<Linear>(s.hidden_size, s.embedding_size, s.initializer_range))),
+      norm_key_(add("norm_key", std::make_unique<GroupedRmsNorm>(s.streams, s.hidden_size, s.rms_norm_eps))),
+      norm_query_(add("norm_query", std::make_unique<GroupedRmsNorm>(s.streams, s.hidden_size, s.rms_norm_eps))),
+      norm_conv_(add("norm_conv", std::make_unique<GroupedRmsNorm>(s.streams, s.hidden_size, s.rms_norm_eps))),
+      conv_weight_(declare({.name = "conv1d.weight",
+                            .shape = {s.streams * s.hidden_size, 1, s.conv_kernel_dim},
+                            .init = Init::constant(0)})) {}
+
+Tensor PerLayerEmbedding::forward(const Tensor& streams, const ForwardContext& context, MixerState* state) const {
+  auto* cache = static_cast<PerLayerEmbeddingState*>(state);
+  const auto& pack = context.pack;
+  const auto e = ple_embedding_.forward(context.tokens, pack, cache ? &cache->history : nullptr,
+                                        streams.options());                                        // [T, Pe]
+  const auto key = norm_key_.forward(key_proj_.forward(e)), query = norm_query_.forward(streams);  // [T, n, D]
+  const auto score = (key * query).sum(2, /*keepdim=*/true) / std::sqrt(static_cast<double>(sizes_.hidden_size));
+  const auto gate = (score.abs().clamp_min(1e-6).sqrt() * score.sign()).sigmoid();  // [T, n, 1]
+  const auto gated = (gate * value_proj_.forward(e).unsqueeze(1)).flatten(1);       // [T, n D]
+  const auto conv =
+      dilated_causal_conv(norm_conv_.forward(gated).flatten(1), conv_weight_.value, pack,
+                          cache ? std::optional(read_slots(cache->conv, pack)) : std::nullopt, sizes_.hash.ngram_size);
+  if (cache != nullptr) write_slots(cache->conv, pack, conv.history);
+  return gated + conv.out;
+}
+
+std::unique_ptr<MixerState> PerLayerEmbedding::new_state(std::int64_t slots, std::int64_t,
+                                                         const at::TensorOptions& activations) const {
+  auto state = std::make_unique<PerLayerEmbeddingState>();
+  const auto reach = (sizes_.conv_kernel_dim - 1) * sizes_.hash.ngram_size;
+  state->eos_token_id = sizes_.hash.eos_token_id;
+  state->history =
+      at::full({slots, ple_embedding_.hash().context()}, sizes_.hash.eos_token_id, at::TensorOptions().dtype(kLong));
+  state->conv = at::zeros({slots, sizes_.streams * sizes_.hidden_size, reach}, activations);
+  return state;
+}
+
+void PerLayerEmbedding::count_operations(std::span<const std::int64_t> lengths, Operations& operations) const {
+  const auto tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
+  operations["n-gram embedding"] +=
+      key_proj_.operations(tokens) + value_proj_.operations(tokens) +
+      2 * tokens * static_cast<double>(sizes_.streams * sizes_.hidden_size * sizes_.conv_kernel_dim);
+}
+
+}  // namespace sluice
