@@ -425,3 +425,22 @@ def test_output_that_cannot_be_written_is_an_error(arguments, sound):
     with open("/dev/full", "w") as full:
         done = subprocess.run([program("sluice"), *substitute(arguments, MODEL=sound)], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == RUNTIME and "cannot write to standard output" in done.stderr
+
+
+# ---- devices ----
+
+def test_a_device_that_cannot_be_used_is_refused_with_the_reason(sound, tmp_path):
+    lines = write_jsonl(tmp_path / "lines.jsonl", [{"tokens": [1, 2, 3]}])
+    score = ["score", "--model", sound, "--data", lines, "--out", tmp_path / "scores.jsonl", "--device", "cuda"]
+    check_refused(run(*score, check=False), USAGE, "device cuda", "head dims of 128", "16 (key)", "Take device cpu")
+    check_refused(run(*score, "--dtype", "float32", check=False), USAGE, "device cuda", "bfloat16")
+    assert not (tmp_path / "scores.jsonl").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_so(tmp_path):
+    make_model(tmp_path / "model", linear_key_head_dim=128, linear_value_head_dim=128)
+    lines = write_jsonl(tmp_path / "lines.jsonl", [{"tokens": [1, 2, 3]}])
+    score = ["score", "--model", tmp_path / "model", "--data", lines, "--out", tmp_path / "scores.jsonl"]
+    check_refused(run(*score, "--device", "cuda", check=False), USAGE, "device cuda: no GPU here", "nvidia-smi")
+    assert "scored 1 sequences" in run(*score).stderr
