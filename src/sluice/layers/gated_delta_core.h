@@ -34,8 +34,7 @@ struct GatedDeltaCoreOutput {
   std::optional<GatedDeltaCoreState> state;  // after the pack, where there was one before; takes no gradient
 };
 
-// `projection` [T, 2 Kd + 2 Vd + 2 Hv or more]: q | k | v | z | b | a of each token, then, if anything, zeros.
-// Differentiable in it and in the weights.
+// `projection` [T, 2 Kd + 2 Vd + 2 Hv]: q | k | v | z | b | a of each token. Differentiable in it and in the weights.
 // One step for autograd, in which every gradient takes the place of the value that it belongs to: the projection
 // becomes its own gradient. So backward may run only once; PyTorch refuses a second time. No device is waited for.
 GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights,

@@ -55,14 +55,7 @@ Tensor GatedDeltaNet::project(const Tensor& x) const {
   const std::vector<const Linear*> projections{&in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_};
   std::vector<Tensor> parts;
   if (x.size(0) >= sizes_.hidden_size) {
-    std::int64_t width = 0;
-    for (const auto* projection : projections) {
-      parts.push_back(projection->weight());
-      width += parts.back().size(0);
-    }
-    // Rows of whole cache lines: zeros fill up the last.
-    constexpr std::int64_t kLine = 64;
-    if (width % kLine != 0) parts.push_back(at::zeros({kLine - width % kLine, x.size(1)}, x.options()));
+    for (const auto* projection : projections) parts.push_back(projection->weight());
     return at::linear(x, at::cat(parts));
   }
   for (const auto* projection : projections) parts.push_back(projection->forward(x));
