@@ -16,7 +16,7 @@ complete() {
 }
 
 rm -rf "$base" "$run"
-"$sluice" init --preset qwen3_5-tiny --tokenizer examples/tiny/tokenizer --out "$base" --seed 1 --quiet
+"$sluice" init --preset qwen3_8_flash_next-tiny --tokenizer examples/tiny/tokenizer --out "$base" --seed 1 --quiet
 "$sluice" sft examples/tiny/sft.toml --model "$base" --run.out "$run"
 
 echo
