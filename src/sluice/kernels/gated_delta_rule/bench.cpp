@@ -24,7 +24,9 @@ std::vector<Tensor> draw_inputs(const GatedDeltaCase& c, at::ScalarType type) {
     const auto scale = 1 / std::sqrt(static_cast<double>(c.key_dim));
     const auto run = [cu_seqlens, scale](decltype(gated_delta_rule)& function) {
       return [=, &function](const std::vector<Tensor>& x) {
-        return std::vector{function(x[0], x[1], x[2], x[3], x[4], cu_seqlens, std::nullopt, scale, true).out};
+        return std::vector{function(x[0], x[1], x[2], x[3], x[4], cu_seqlens, std::nullopt, scale, true,
+                                    /*output_final_state=*/false)
+                               .out};
       };
     };
     for (const auto type : {kBFloat16, kFloat}) {

@@ -6,7 +6,8 @@ namespace sluice {
 
 GatedDeltaOutput gated_delta_rule_definition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                                              const Tensor& beta, const Tensor& cu_seqlens,
-                                             const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm) {
+                                             const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm,
+                                             bool output_final_state) {
   const auto type = v.scalar_type() == kDouble ? kDouble : kFloat;
   const auto heads = v.size(1), group = heads / q.size(1);
   const auto unit = [&](const Tensor& x) {
@@ -28,7 +29,7 @@ GatedDeltaOutput gated_delta_rule_definition(const Tensor& q, const Tensor& k, c
       state = state + at::einsum("hk,hv->hkv", {keys[t], written});
       outputs.push_back(at::einsum("hkv,hk->hv", {state, queries[t]}));
     }
-    states.push_back(state);
+    if (output_final_state) states.push_back(state);
   }
   const auto out = outputs.empty() ? at::zeros_like(v) : at::stack(outputs).to(v.scalar_type());
   return {out, states.empty() ? at::zeros({0, heads, q.size(2), v.size(2)}, values.options()) : at::stack(states), {}};

@@ -52,6 +52,7 @@ GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const Tens
 // The equation above, token by token, in ATen, for any float type: what the words mean. Slow.
 GatedDeltaOutput gated_delta_rule_definition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                                              const Tensor& beta, const Tensor& cu_seqlens,
-                                             const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm);
+                                             const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm,
+                                             bool output_final_state = true);
 
 }  // namespace sluice

@@ -41,7 +41,8 @@ Problem draw(const GatedDeltaCase& c) {
 Operator entry(const Problem& p, decltype(gated_delta_rule)& function, bool qk_l2norm) {
   return [&p, &function, qk_l2norm](const std::vector<Tensor>& x) {
     const auto state = x[5].defined() ? std::optional(x[5]) : std::nullopt;
-    const auto result = function(x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, state, p.scale, qk_l2norm);
+    const auto result =
+        function(x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, state, p.scale, qk_l2norm, /*output_final_state=*/true);
     return std::vector<Tensor>{result.out, result.final_state};
   };
 }
@@ -109,11 +110,11 @@ TEST(GatedDeltaRule, ComputesThePublishedVector) {
   const auto k = at::tensor({1., 0., .6, .8, 0., 1.}, f64).view({3, 1, 2});
   const auto v = at::tensor({1., 2., 3., -1., .5, .5}, f64).view({3, 1, 2});
   const auto g = at::tensor({.5, .25, 1.}, f64).log().view({3, 1}), beta = at::tensor({1., .5, .25}, f64).view({3, 1});
-  const auto [out, state] =
-      gated_delta_rule(q, k, v, g, beta, cu_seqlens_of({3}), std::nullopt, 1 / std::sqrt(2.), false);
+  const auto result = gated_delta_rule(q, k, v, g, beta, cu_seqlens_of({3}), std::nullopt, 1 / std::sqrt(2.), false);
   const auto want = at::tensor({0.707107, 1.414214, 0.806102, -0.367696, 1.023184, -0.103238}, f64).view({3, 1, 2});
-  EXPECT_LT((out - want).abs().max().item<double>(), 1e-6);
-  EXPECT_LT((state.flatten() - at::tensor({1.105, 0.11, 0.98, -0.265}, f64)).abs().max().item<double>(), 1e-9);
+  EXPECT_LT((result.out - want).abs().max().item<double>(), 1e-6);
+  EXPECT_LT((result.final_state.flatten() - at::tensor({1.105, 0.11, 0.98, -0.265}, f64)).abs().max().item<double>(),
+            1e-9);
 }
 
 TEST(GatedDeltaRule, BetaZeroWritesNothingAndBetaOneReplaces) {
@@ -197,6 +198,39 @@ TEST(GatedDeltaRule, StateCarriesAcrossCalls) {
     EXPECT_LT(relative_error(at::cat({first.out, second.out}), whole[0]), 1e-12);
     EXPECT_LT(relative_error(second.final_state, whole[1]), 1e-12);
   }
+}
+
+TEST(GatedDeltaRule, FinalStatesAreLeftOutWhereNobodyWantsThem) {
+  at::manual_seed(10);
+  const auto p = draw({"two", {70, 3}, 1, 2, 8, 8, true});
+  const auto run = [&](bool output_final_state) {
+    std::vector<Tensor> leaves;
+    for (const auto& input : p.inputs) leaves.push_back(input.detach().clone().requires_grad_());
+    const auto result = gated_delta_rule(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4], p.cu_seqlens, leaves[5],
+                                         p.scale, true, output_final_state);
+    EXPECT_EQ(result.final_state.size(0), output_final_state ? 2 : 0);
+    (result.out * p.weights[0]).sum().backward();
+    leaves.push_back(result.out.detach());
+    return leaves;
+  };
+  const auto with = run(true), without = run(false);
+  EXPECT_TRUE(with.back().equal(without.back()));
+  for (const int i : {0, 1, 2, 3, 4, 5}) EXPECT_TRUE(with[i].grad().equal(without[i].grad()));
+}
+
+TEST(GatedDeltaRule, GradientsMayTakeThePlacesOfTheirInputs) {
+  at::manual_seed(11);
+  const auto p = draw({"joint", {70, 3}, 1, 2, 8, 8, false});
+  const auto want = differentiate(entry(p, gated_delta_rule, true), p.inputs, {p.weights[0], Tensor()});
+  auto q = p.inputs[0].clone(), k = p.inputs[1].clone(), v = p.inputs[2].clone();
+  const auto& g = p.inputs[3];
+  const auto& beta = p.inputs[4];
+  const auto checkpoints =
+      gated_delta_rule(q, k, v, g, beta, p.cu_seqlens, std::nullopt, p.scale, true, false).checkpoints;
+  const auto got = gated_delta_rule_backward(p.weights[0], q, k, v, g, beta, p.cu_seqlens, std::nullopt, checkpoints,
+                                             p.scale, true, q, k, v);
+  const std::vector<Tensor> found{q, k, v, got.g, got.beta};
+  for (const int i : {0, 1, 2, 3, 4}) EXPECT_TRUE(found[i].equal(want.gradients[i]));
 }
 
 TEST(GatedDeltaRule, ValueHeadsUseTheirOwnKeyHead) {
