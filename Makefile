@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The targets that a newcomer guesses. Everything lands in build/ and .venv/.
 BUILD := build/release
+SANITIZED := build/sanitize
 PYTHON := .venv/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: all build setup configure demo test sanitize test-gpu bench lint format docs fuzz clean
+.PHONY: all build setup configure demo test sanitized sanitize test-gpu bench lint format docs fuzz clean
 
 all: build
 
@@ -28,11 +29,15 @@ test: build   ## every test that this machine can run
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel $(JOBS)
 	@$(PYTHON) -m pytest -q tests
 
-sanitize: configure   ## the file readers' tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@cmake -S . -B build/sanitize -G Ninja -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DSLUICE_TORCH=OFF \
-	  -DSLUICE_SANITIZE=address,undefined >/dev/null
-	@cmake --build build/sanitize --parallel $(JOBS)
-	@ctest --test-dir build/sanitize --output-on-failure --no-tests=error
+# The parts that read files, free of torch, with their tests and fuzzers, under AddressSanitizer and
+# UndefinedBehaviorSanitizer. Made with clang, whose libFuzzer it needs.
+sanitized: setup
+	@cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
+	  -DSLUICE_TORCH=OFF -DSLUICE_CUDA=OFF -DSLUICE_FUZZ=ON -DSLUICE_SANITIZE=address,undefined >/dev/null
+	@cmake --build $(SANITIZED) --parallel $(JOBS)
+
+sanitize: sanitized   ## the file readers' tests under the sanitizers
+	@ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error --parallel $(JOBS)
 
 test-gpu: build   ## tests on the GPU; counted as skipped where there is none
 	@$(PYTHON) -m pytest -q -rs tests/gpu
@@ -47,8 +52,8 @@ format:
 	@git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
 
 FUZZ_SECONDS ?= 60
-fuzz: setup   ## the file readers under libFuzzer with AddressSanitizer
-	@scripts/fuzz.sh $(FUZZ_SECONDS)
+fuzz: sanitized   ## the file readers under libFuzzer, each for FUZZ_SECONDS
+	@scripts/fuzz.sh $(SANITIZED) $(FUZZ_SECONDS)
 
 docs: build   ## checks that every command in docs/ and README.md runs
 	@$(PYTHON) -m pytest -q tests/test_docs.py

@@ -321,7 +321,8 @@ TEST(TokenizerFile, RefusesByNameWhatWouldChangeIds) {
       {[](json& t) { t["decoder"]["type"] = "WordPiece"; }, "decoder.type: expected \"ByteLevel\""},
   };
   for (const auto& [change, message] : cases) {
-    EXPECT_THAT(load_error([&](json& tokenizer, json&) { change(tokenizer); }), HasSubstr("tokenizer.json: " + message))
+    EXPECT_THAT(load_error([&change = change](json& tokenizer, json&) { change(tokenizer); }),
+                HasSubstr("tokenizer.json: " + message))
         << message;
   }
 }
@@ -351,7 +352,8 @@ TEST(TokenizerFile, RefusesDamagedTables) {
       {[](json& t) { t["added_tokens"][1].erase("lstrip"); }, "added_tokens[1]: \"lstrip\" is missing"},
   };
   for (const auto& [change, message] : cases) {
-    EXPECT_THAT(load_error([&](json& tokenizer, json&) { change(tokenizer); }), HasSubstr(message)) << message;
+    EXPECT_THAT(load_error([&change = change](json& tokenizer, json&) { change(tokenizer); }), HasSubstr(message))
+        << message;
   }
 }
 
