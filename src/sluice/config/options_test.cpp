@@ -380,10 +380,7 @@ TEST_F(Options, ExplainThemselvesWithDefaultAndUnit) {
   EXPECT_THAT(option_help(list, "optim"), ::testing::Not(::testing::HasSubstr("--seed")));
 }
 
-TEST(EditDistance, CountsLettersAndSwaps) {
-  EXPECT_EQ(edit_distance("", "abc"), 3);
-  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
-  EXPECT_EQ(edit_distance("seed", "sede"), 1);
+TEST(Nearest, IsTheLikeliestOrNone) {
   EXPECT_EQ(nearest("sfft", {"rl", "sft"}), "sft");
   EXPECT_EQ(nearest("bench", {"rl", "sft"}), "");
 }

@@ -10,9 +10,6 @@
 
 namespace sluice {
 
-// Insertions, deletions, replacements and swaps of neighbours that turn one text into the other.
-std::size_t edit_distance(std::string_view a, std::string_view b);
-
 // The candidate nearest to `text`; empty if none is near: at most a third of its letters differ, or one begins the
 // other.
 std::string nearest(std::string_view text, const std::vector<std::string_view>& candidates);

@@ -103,97 +103,139 @@ std::vector<bool> SampleMaker::trained_turns(const Json& messages, std::size_t f
   return trained;
 }
 
-Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained) const {
-  const ChatOptions whole_options{false, options_.enable_thinking};
-  const ChatOptions prompt_options{true, options_.enable_thinking};
-  const auto last_trained = std::find(trained.rbegin(), trained.rend(), true);
-  const auto kept = static_cast<std::size_t>(trained.rend() - last_trained);  // messages up to the last trained one
-  const bool train_all = options_.loss_on == LossOn::kAll;
+namespace {
 
+std::string quoted(const std::string& text) { return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+Chat first_messages(const Chat& chat, std::size_t count) {
   auto shortened = chat;
-  if (!train_all && kept > 0)
-    shortened.messages.erase(shortened.messages.begin() + static_cast<std::ptrdiff_t>(kept), shortened.messages.end());
-  const auto whole = template_.render(shortened, whole_options);
-  const auto encoded = encoder_.encode(whole.text);
-  Sample sample{encoded.tokens, std::vector<std::uint8_t>(encoded.tokens.size(), train_all ? 1 : 0), "",
-                encoded.literal_specials};
-  if (train_all || kept == 0) return sample;
+  shortened.messages.erase(shortened.messages.begin() + static_cast<std::ptrdiff_t>(count), shortened.messages.end());
+  return shortened;
+}
 
-  const auto last = kept - 1;
-  if (last == 0) fail_data("messages[0] is the assistant's: a trained turn needs a message before it");
-  const auto block_of = [&](std::size_t message) {
+struct TokenSpan {
+  std::size_t begin, end;
+};
+
+// A conversation that ends with a trained turn, as its template writes it.
+class Rendering {
+ public:
+  Rendering(const ChatTemplate& chat_template, const ChatEncoder& encoder, const Chat& chat, const ChatOptions& options)
+      : template_(chat_template),
+        encoder_(encoder),
+        last_(chat.messages.size() - 1),
+        output_(chat_template.render(chat, options)),
+        encoded_(encoder.encode(output_.text)) {}
+
+  const EncodedText& encoded() const { return encoded_; }
+
+  // The tokens with which a turn begins before the model speaks: what `prompt`, all that comes before the last turn
+  // with its generation prompt, has of that turn. Data error if the prompt's text or tokens are no beginning of ours.
+  TokenSpan header(const jinja::Text& prompt) const {
+    const auto block = block_of(last_);
+    const auto &text = output_.text.str(), &before = prompt.str();
+    if (!text.starts_with(before) || before.size() < block.begin || before.size() > block.end) {
+      const auto differs = std::mismatch(before.begin(), before.end(), text.begin(), text.end());
+      const auto from = static_cast<std::size_t>(differs.first - before.begin());
+      fail_data(
+          "the prompt of messages[{}] with generation prompt is not the beginning of the whole conversation: {} writes "
+          "{} there, and {} with the turn behind it. Set enable_thinking in the record's chat_template_kwargs to what "
+          "the turn shows, or use a template that keeps them equal",
+          last_, template_.name(), quoted(before.substr(from, 40)), quoted(text.substr(from, 40)));
+    }
+    const auto end = encoder_.tokens_before(output_.text, encoded_, before.size());
+    if (!end) {
+      fail_data(
+          "the tokens of the prompt of messages[{}] are not a prefix of those of the whole conversation: its first "
+          "characters join those of the generation prompt, {}. Set enable_thinking in the record's "
+          "chat_template_kwargs to what the turn shows, or strip the turn's leading white space",
+          last_, quoted(before.substr(block.begin)));
+    }
+    return {token_at(block.begin, last_), *end};
+  }
+
+  // What the model would have said in a turn: from where its tokens cease to agree with `header` up to and with the
+  // control token that ends it.
+  TokenSpan said(std::size_t message, TokenSpan header) const {
+    const auto block = block_of(message);
+    auto end_byte = block.end;
+    while (end_byte > block.begin && is_template_space(end_byte - 1)) --end_byte;
+    const auto first = token_at(block.begin, message), end = token_at(end_byte, message);
+    const auto& tokens = encoded_.tokens;
+    if (end == first || !encoder_.tokenizer().is_special(tokens[end - 1])) {
+      fail_data("{} does not end messages[{}] with a control token, so the model would not learn to stop",
+                template_.name(), message);
+    }
+    auto begin = first;
+    for (auto i = header.begin; i < header.end && begin < end && tokens[begin] == tokens[i]; ++i) ++begin;
+    if (begin == first) {
+      fail_data("{} does not begin messages[{}] as it begins messages[{}], so its header is unknown", template_.name(),
+                message, last_);
+    }
+    return {begin, end};
+  }
+
+ private:
+  const jinja::MessageBlock& block_of(std::size_t message) const {
     const jinja::MessageBlock* found = nullptr;
-    for (const auto& block : whole.blocks) {
+    for (const auto& block : output_.blocks) {
       if (block.message != static_cast<int>(message)) continue;
-      if (found)
+      if (found != nullptr) {
         fail_data("{} writes messages[{}] at two places: which one to train is unclear", template_.name(), message);
+      }
       found = &block;
     }
-    if (!found)
+    if (found == nullptr) {
       fail_data("{} does not write messages[{}] in a loop over the messages, so its place is unknown", template_.name(),
                 message);
+    }
     return *found;
-  };
+  }
 
-  auto before = shortened;
-  before.messages.erase(before.messages.begin() + static_cast<std::ptrdiff_t>(last), before.messages.end());
-  const auto prompt = template_.render(before, prompt_options);
-  const auto last_block = block_of(last);
-  const auto prompt_size = prompt.text.size();
-  if (!whole.text.str().starts_with(prompt.text.str()) || prompt_size < last_block.begin ||
-      prompt_size > last_block.end) {
-    const auto differs = std::mismatch(prompt.text.str().begin(), prompt.text.str().end(), whole.text.str().begin(),
-                                       whole.text.str().end());
-    const auto from = static_cast<std::size_t>(differs.first - prompt.text.str().begin());
-    fail_data(
-        "the prompt of messages[{}] with generation prompt is not the beginning of the whole conversation: {} writes "
-        "{} there, and {} with the turn behind it. Set enable_thinking in the record's chat_template_kwargs to what "
-        "the "
-        "turn shows, or use a template that keeps them equal",
-        last, template_.name(),
-        Json(prompt.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace),
-        Json(whole.text.str().substr(from, 40)).dump(-1, ' ', false, Json::error_handler_t::replace));
-  }
-  const auto start_of_last = encoder_.tokens_before(whole.text, encoded, prompt_size);
-  if (!start_of_last) {
-    fail_data(
-        "the tokens of the prompt of messages[{}] are not a prefix of those of the whole conversation: its first "
-        "characters join those of the generation prompt, {}. Set enable_thinking in the record's chat_template_kwargs "
-        "to what the turn shows, or strip the turn's leading white space",
-        last, Json(prompt.text.str().substr(last_block.begin)).dump(-1, ' ', false, Json::error_handler_t::replace));
-  }
-  const auto token_at = [&](std::size_t byte, std::size_t message) {
-    const auto count = encoder_.tokens_before(whole.text, encoded, byte);
-    if (!count)
+  std::size_t token_at(std::size_t byte, std::size_t message) const {
+    const auto count = encoder_.tokens_before(output_.text, encoded_, byte);
+    if (!count) {
       fail_data("{} writes messages[{}] so that one token belongs to two messages", template_.name(), message);
+    }
     return *count;
-  };
-  const auto header = token_at(last_block.begin, last);  // first token of the generation prompt
+  }
 
+  bool is_template_space(std::size_t byte) const {
+    return output_.text.origin(byte) == jinja::Origin::kTemplate &&
+           jinja::is_space(static_cast<unsigned char>(output_.text.str()[byte]));
+  }
+
+  const ChatTemplate& template_;
+  const ChatEncoder& encoder_;
+  std::size_t last_;
+  jinja::Output output_;
+  EncodedText encoded_;
+};
+
+}  // namespace
+
+Sample SampleMaker::from_chat(const Chat& chat, const std::vector<bool>& trained) const {
+  const bool train_all = options_.loss_on == LossOn::kAll;
+  const auto last_trained = std::find(trained.rbegin(), trained.rend(), true);
+  const auto kept = static_cast<std::size_t>(trained.rend() - last_trained);  // messages up to the last trained one
+  const bool by_turns = !train_all && kept > 0;
+
+  const Rendering whole(template_, encoder_, by_turns ? first_messages(chat, kept) : chat,
+                        {.add_generation_prompt = false, .enable_thinking = options_.enable_thinking});
+  const auto& encoded = whole.encoded();
+  Sample sample{encoded.tokens, std::vector<std::uint8_t>(encoded.tokens.size(), train_all ? 1 : 0), "",
+                encoded.literal_specials};
+  if (!by_turns) return sample;
+
+  if (kept == 1) fail_data("messages[0] is the assistant's: a trained turn needs a message before it");
+  const auto prompt = template_.render(first_messages(chat, kept - 1),
+                                       {.add_generation_prompt = true, .enable_thinking = options_.enable_thinking});
+  const auto header = whole.header(prompt.text);
   for (std::size_t i = 0; i < kept; ++i) {
     if (!trained[i]) continue;
-    const auto block = block_of(i);
-    auto end_byte = block.end;
-    while (end_byte > block.begin && whole.text.origin(end_byte - 1) == jinja::Origin::kTemplate &&
-           jinja::is_space(static_cast<unsigned char>(whole.text.str()[end_byte - 1]))) {
-      --end_byte;
-    }
-    auto start = token_at(block.begin, i);
-    const auto end = token_at(end_byte, i);
-    if (end == start || !encoder_.tokenizer().is_special(encoded.tokens[end - 1])) {
-      fail_data("{} does not end messages[{}] with a control token, so the model would not learn to stop",
-                template_.name(), i);
-    }
-    const auto first = start;
-    for (auto of_header = header;
-         of_header < *start_of_last && start < end && encoded.tokens[start] == encoded.tokens[of_header]; ++of_header) {
-      ++start;
-    }
-    if (start == first)
-      fail_data("{} does not begin messages[{}] as it begins messages[{}], so its header is unknown", template_.name(),
-                i, last);
-    std::fill(sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(start),
-              sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(end), 1);
+    const auto said = whole.said(i, header);
+    std::fill(sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(said.begin),
+              sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(said.end), 1);
   }
   return sample;
 }

@@ -38,9 +38,6 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
 // licence. Names, sorted.
 std::vector<std::string> companion_files(const std::filesystem::path& folder);
 
-// True if `name` fits `pattern`, where `*` stands for any characters.
-bool matches(std::string_view pattern, std::string_view name);
-
 class ModelFolder {
  public:
   struct Tensor {

@@ -149,15 +149,5 @@ TEST(ModelFolder, KnowsItsCompanions) {
                           "tokenizer_config.json", "video_preprocessor_config.json", "vocab.json"));
 }
 
-TEST(Pattern, StarStandsForAnyCharacters) {
-  EXPECT_TRUE(matches("mtp.*", "mtp.fc.weight"));
-  EXPECT_TRUE(matches("*.inv_freq", "model.rotary_emb.inv_freq"));
-  EXPECT_TRUE(matches("a*b*c", "aXbYbZc"));
-  EXPECT_TRUE(matches("*", ""));
-  EXPECT_FALSE(matches("mtp.*", "model.mtp.fc"));
-  EXPECT_FALSE(matches("a*b", "ab_"));
-  EXPECT_FALSE(matches("", "a"));
-}
-
 }  // namespace
 }  // namespace sluice

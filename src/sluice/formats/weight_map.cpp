@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <numeric>
 #include <unordered_map>
 
+#include "sluice/core/edit_distance.h"
 #include "sluice/core/error.h"
+#include "sluice/core/wildcard.h"
 #include "sluice/formats/json.h"
 #include "sluice/formats/model_folder.h"
 
@@ -117,21 +118,6 @@ class Faults {
   std::size_t count_ = 0;
   std::vector<std::string> texts_;
 };
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    auto diagonal = row[0];
-    row[0] = i + 1;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const auto replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
 
 class Mapper {
  public:
