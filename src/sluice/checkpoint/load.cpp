@@ -84,6 +84,13 @@ void check_exact(const ModelFolder& folder, const Parameter& parameter, const st
 
 }  // namespace
 
+at::ScalarType stored_precision(const ModelFolder& folder) {
+  const auto& tensors = folder.tensors();
+  const auto largest =
+      std::ranges::max_element(tensors, {}, [](const ModelFolder::Tensor& tensor) { return tensor.info().bytes(); });
+  return largest != tensors.end() && largest->info().dtype == Dtype::kBF16 ? kBFloat16 : kFloat;
+}
+
 LoadReport load_parameters(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
                            const WeightRules& rules, at::ScalarType model_dtype) {
   const at::NoGradGuard no_grad;

@@ -38,6 +38,9 @@ std::vector<MappedTensor> map_folder(const ModelFolder& folder, const std::vecto
 // The names of the parameters that a tensor fills, with commas between; empty: set aside.
 std::string parameter_names(const MappedTensor& mapped, const std::vector<Parameter*>& parameters);
 
+// The precision in which a folder's weights lie, by its largest tensor: bfloat16, or float32 for anything else.
+at::ScalarType stored_precision(const ModelFolder& folder);
+
 // Sets every parameter's value on the CPU, in the dtype that it is held in. A tensor that has that dtype on disk is not
 // copied: the value lies over the mapped file, copy-on-write, and may be trained in place. A parameter that is held as
 // stored lies over it in any dtype, and in its pieces. Data error for a tensor that follows from the configuration and

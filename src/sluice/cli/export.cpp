@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "sluice/checkpoint/adapter.h"
 #include "sluice/checkpoint/export.h"
 #include "sluice/checkpoint/training_checkpoint.h"
 #include "sluice/core/log.h"
@@ -36,6 +37,55 @@ MtpTraining mtp_of(const TrainingState& state) {
   return MtpTraining::kOff;
 }
 
+// Each parameter's value out of a checkpoint.
+class Masters {
+ public:
+  Masters(const TrainingState& state, std::string checkpoint, std::string base)
+      : checkpoint_(std::move(checkpoint)), base_(std::move(base)) {
+    const auto masters = state.tensors.find("master");
+    if (masters == state.tensors.end()) fail_data("{}: holds no master weights", checkpoint_);
+    by_name_ = {masters->second.begin(), masters->second.end()};
+  }
+
+  const Tensor& at(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) refuse(name, "missing", "it");
+    return found->second;
+  }
+
+  void fill(Parameter& parameter) const {
+    const auto& value = at(parameter.name);
+    if (value.sizes() != at::IntArrayRef(parameter.shape)) {
+      refuse(parameter.name, describe(value), shape_text(parameter.shape));
+    }
+    parameter.value = value;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& name, const std::string& found, const std::string& wanted) const {
+    fail_data("{}: {} is {}, but {} asks for {}; give the base model of this run by --base", checkpoint_, name, found,
+              base_, wanted);
+  }
+
+  std::string checkpoint_, base_;
+  std::map<std::string, Tensor> by_name_;
+};
+
+// The adapters that a run trained instead of the model.
+LoraSettings take_adapters(const nlohmann::json& adapters, const Masters& masters,
+                           const std::vector<Parameter*>& parameters) {
+  const auto& scales = adapters.at("scales");
+  for (auto* parameter : parameters) {
+    const auto module = module_name(*parameter);
+    if (!scales.contains(module)) continue;
+    set_adapter(*parameter, masters.at(module + ".lora_A.weight"), masters.at(module + ".lora_B.weight"),
+                scales.at(module).get<double>());
+  }
+  return {.rank = adapters.at("rank").get<std::int64_t>(),
+          .alpha = adapters.at("alpha").get<double>(),
+          .dropout = adapters.at("dropout").get<double>()};
+}
+
 }  // namespace
 
 ExitCode run_export(const ExportCommandOptions& options, const Invocation& invocation) {
@@ -45,23 +95,19 @@ ExitCode run_export(const ExportCommandOptions& options, const Invocation& invoc
   const auto where = (base.path() / kConfigFile).string();
   const auto mtp = mtp_of(state);
   const auto model = build_model(base.config(), where, {.mtp = mtp != MtpTraining::kOff});
-  const auto parameters = trained_parameters(model, mtp);
-
-  const auto masters = state.tensors.find("master");
-  if (masters == state.tensors.end()) fail_data("{}: holds no master weights", checkpoint.string());
-  const std::map<std::string, Tensor> by_name(masters->second.begin(), masters->second.end());
-  for (auto* parameter : parameters) {
-    const auto found = by_name.find(parameter->name);
-    if (found == by_name.end() || found->second.sizes() != at::IntArrayRef(parameter->shape)) {
-      fail_data("{}: {} is {}, but {} asks for {}; give the base model of this run by --base", checkpoint.string(),
-                parameter->name, found == by_name.end() ? "missing" : describe(found->second), base.path().string(),
-                shape_text(parameter->shape));
-    }
-    parameter->value = found->second;
+  const Masters masters(state, checkpoint.string(), base.path().string());
+  const auto adapters = state.meta.value("adapters", nlohmann::json());
+  if (!adapters.is_null()) {
+    const auto settings = take_adapters(adapters, masters, model.parameters());
+    if (invocation.dry_run) return ExitCode::kDone;
+    export_adapter(options.out, model.parameters(), settings, base, model.weights);
+  } else {
+    const auto parameters = trained_parameters(model, mtp);
+    for (auto* parameter : parameters) masters.fill(*parameter);
+    if (invocation.dry_run) return ExitCode::kDone;
+    export_model(options.out, parameters, base, export_rules(model, mtp),
+                 {.max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
   }
-  if (invocation.dry_run) return ExitCode::kDone;
-  export_model(options.out, parameters, base, export_rules(model, mtp),
-               {.max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
   log_info("exported step {} to {}", state.step, options.out.string());
   return ExitCode::kDone;
 }

@@ -158,7 +158,7 @@ ExitCode run_generate(const GenerateOptions& options, const Invocation& invocati
     return ExitCode::kDone;
   }
 
-  const auto loaded = load_model(options.model.path, options.device, options.dtype);
+  const auto loaded = load_model(options.model.path, options.device, options.dtype, {}, options.adapter);
   const auto& tokenizer = encoder.tokenizer();
   Engine engine(*loaded.model.decoder, tokenizer, stop_ids(options.model.path, tokenizer), sizes);
   const bool streams = prompts.size() == 1 && !options.json;

@@ -16,6 +16,7 @@ namespace sluice {
 // each when it is complete.
 struct GenerateOptions {
   ModelOptions model;
+  std::optional<std::filesystem::path> adapter;
   std::vector<std::string> prompt;
   std::optional<std::filesystem::path> data;
   bool chat = false;
@@ -35,6 +36,7 @@ struct GenerateOptions {
   bool json = false;
   void describe(OptionList& option) {
     option("model", model, "model");
+    option("adapter", adapter, "LoRA adapter in PEFT's form that the model is given", {.synonyms = {"lora", "peft"}});
     option("prompt", prompt, "what to continue", {.repeated = true});
     option("data", data, "JSONL with prompt (a string or messages), messages or tokens in each line");
     option("chat", chat, "a prompt is a user's message, put into the chat template; otherwise plain text");

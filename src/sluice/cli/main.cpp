@@ -10,6 +10,7 @@
 #include "sluice/cli/generate.h"
 #include "sluice/cli/init.h"
 #include "sluice/cli/inspect.h"
+#include "sluice/cli/merge_lora.h"
 #include "sluice/cli/score.h"
 #include "sluice/cli/sft.h"
 #include "sluice/cli/tokenize.h"
@@ -44,7 +45,8 @@ int main(int argc, char** argv) {
                    command("score", "log-probabilities of given tokens", run_score),
                    command("generate", "sample from a model", run_generate),
                    command("flops", "count the operations that a model needs", run_flops),
-                   command("export", "turn a training checkpoint into a model folder", run_export)},
+                   command("export", "turn a training checkpoint into a model folder", run_export),
+                   command("merge-lora", "make a model folder of a model and a LoRA adapter", run_merge_lora)},
       .is_out_of_memory = is_out_of_memory};
   return run_program(program, {argv + 1, argv + argc});
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/cli/model_loading.h"
 
+#include "sluice/checkpoint/adapter.h"
 #include "sluice/core/error.h"
 #include "sluice/core/log.h"
 
@@ -21,7 +22,7 @@ ComputeDevice choose_device(const Decoder& decoder, DeviceChoice choice, std::op
 }  // namespace
 
 LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision,
-                       const BuildOptions& options) {
+                       const BuildOptions& options, const std::optional<std::filesystem::path>& adapter) {
   LoadedModel loaded{.folder = std::make_unique<ModelFolder>(path), .model = {}, .device = {}, .dtype = {}};
   const auto where = (path / kConfigFile).string();
   loaded.model = build_model(loaded.folder->config(), where, options);
@@ -29,9 +30,11 @@ LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, s
   loaded.dtype = precision ? scalar_type_of(*precision) : loaded.device.device.is_cpu() ? kFloat : kBFloat16;
   const auto parameters = loaded.model.parameters();
   load_parameters(*loaded.folder, parameters, loaded.model.weights, loaded.dtype);
+  if (adapter) load_adapter(*adapter, parameters, loaded.model.weights, loaded.dtype);
   for (auto* parameter : parameters) {
     if (!parameter->as_stored) parameter->value = parameter->value.to(loaded.device.device);
   }
+  for (auto* parameter : lora_parameters(parameters)) parameter->value = parameter->value.to(loaded.device.device);
   return loaded;
 }
 

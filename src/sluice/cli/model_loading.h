@@ -23,8 +23,9 @@ struct LoadedModel {
 
 // Data error if the folder is damaged or not of a known family; usage error if the device cannot be used
 // (open_device), or runs no such model. `auto` takes the CPU there. Without a precision: bfloat16 on a GPU, float32 on
-// the CPU.
+// the CPU. `adapter`: a folder in PEFT's form, which the model is given.
 LoadedModel load_model(const std::filesystem::path& path, DeviceChoice device, std::optional<Precision> precision,
-                       const BuildOptions& options = {});
+                       const BuildOptions& options = {},
+                       const std::optional<std::filesystem::path>& adapter = std::nullopt);
 
 }  // namespace sluice

@@ -115,7 +115,7 @@ ExitCode run_score(const ScoreOptions& options, const Invocation& invocation) {
   }
 
   AtomicFile out(options.out);
-  const auto loaded = load_model(options.model.path, options.device, options.dtype);
+  const auto loaded = load_model(options.model.path, options.device, options.dtype, {}, options.adapter);
   const auto& decoder = *loaded.model.decoder;
   const auto start = std::chrono::steady_clock::now();
   Totals totals;

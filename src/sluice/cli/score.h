@@ -14,6 +14,7 @@ namespace sluice {
 // `tokens`; its line out holds `tokens` and `logprobs`, of each token given those before it, the first one null.
 struct ScoreOptions {
   ModelOptions model;
+  std::optional<std::filesystem::path> adapter;
   std::filesystem::path data;
   std::filesystem::path out;
   DeviceChoice device = DeviceChoice::kAuto;
@@ -21,6 +22,7 @@ struct ScoreOptions {
   std::optional<std::filesystem::path> chat_template;
   void describe(OptionList& option) {
     option("model", model, "model");
+    option("adapter", adapter, "LoRA adapter in PEFT's form that the model is given", {.synonyms = {"lora", "peft"}});
     option("data", data, "JSONL with messages, text or tokens in each line", {.required = true});
     option("out", out, "JSONL to write, lines as in data", {.required = true});
     option("device", device, kDeviceSentence, {.choices = {"auto", "cpu", "cuda"}});

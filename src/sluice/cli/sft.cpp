@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "sluice/checkpoint/adapter.h"
 #include "sluice/checkpoint/export.h"
 #include "sluice/cli/model_loading.h"
 #include "sluice/core/log.h"
@@ -69,6 +70,21 @@ std::int64_t count_elements(const std::vector<Parameter*>& parameters) {
   return count;
 }
 
+// Gives the model its adapters.
+TrainedAdapters adapt(const LoraOptions& lora, LoadedModel& loaded, std::uint64_t seed) {
+  const auto parameters = loaded.model.parameters();
+  LoraSettings settings{.alpha = lora.alpha, .targets = lora.targets};
+  if (lora.adapter) {
+    settings = load_adapter(*lora.adapter, parameters, loaded.model.weights, loaded.dtype);
+  } else {
+    settings.rank = *lora.rank;
+    add_lora(parameters, settings, loaded.dtype, seed);
+  }
+  settings.dropout = lora.dropout;
+  for (auto* parameter : lora_parameters(parameters)) parameter->value = parameter->value.to(loaded.device.device);
+  return {settings, share_dropout(parameters, lora.dropout, seed)};
+}
+
 }  // namespace
 
 ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
@@ -77,6 +93,9 @@ ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
   auto loaded = load_model(options.model.path, options.run.device, options.precision.dtype,
                            {.mtp = options.train.mtp != MtpTraining::kOff});
   const auto parameters = loaded.model.parameters();
+  const auto seed = static_cast<std::uint64_t>(options.seed);
+  std::optional<TrainedAdapters> adapters;
+  if (options.lora.wanted()) adapters = adapt(options.lora, loaded, seed);
   const auto trained = trained_parameters(loaded.model, options.train.mtp);
   const auto vocab_size = loaded.model.decoder->vocab_size();
   const auto data = load_data(options);
@@ -89,13 +108,17 @@ ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
 
   const auto state = open_run(options, data.train, invocation.resolved_toml);
   const auto peak = peak_operations_per_s(loaded.device.name, loaded.dtype);
-  SftTrainer trainer(options, loaded.model, data.train, data.eval, state, peak);
+  SftTrainer trainer(options, loaded.model, data.train, data.eval, state, peak, adapters);
   if (state) log_info("resuming after step {} of {}", state->step, trainer.total_steps());
   if (const auto end = trainer.run(); end != ExitCode::kDone) return end;
 
   const auto folder = options.run.out / "export";
   std::filesystem::remove_all(folder);  // of an earlier end of the same run
-  export_model(folder, trained, *loaded.folder, export_rules(loaded.model, options.train.mtp));
+  if (adapters) {
+    export_adapter(folder, parameters, adapters->settings, *loaded.folder, loaded.model.weights);
+  } else {
+    export_model(folder, trained, *loaded.folder, export_rules(loaded.model, options.train.mtp));
+  }
   log_info("exported to {}", folder.string());
   return ExitCode::kDone;
 }

@@ -3,6 +3,7 @@
 
 #include "sluice/kernels/expert_matmul/expert_matmul.h"
 #include "sluice/kernels/swiglu/swiglu.h"
+#include "sluice/layers/lora.h"
 
 namespace sluice {
 
@@ -29,9 +30,11 @@ Routing TopKRouter::forward(const Tensor& x) const {
 RoutedExperts::RoutedExperts(const SparseMoeSizes& s)
     : gate_up_proj_(declare({.name = "gate_up_proj",
                              .shape = {s.num_experts, 2 * s.moe_intermediate_size, s.hidden_size},
+                             .adaptable = true,
                              .init = Init::normal(s.initializer_range)})),
       down_proj_(declare({.name = "down_proj",
                           .shape = {s.num_experts, s.hidden_size, s.moe_intermediate_size},
+                          .adaptable = true,
                           .init = Init::normal(s.initializer_range)})) {}
 
 // A line is a token's visit to an expert; lines are sorted by expert, and in it by token.
@@ -42,10 +45,23 @@ Tensor RoutedExperts::forward(const Tensor& x, const Routing& routing) const {
   const auto offsets = at::constant_pad_nd(routing.visits.cumsum(0), {1, 0}).to(kInt);             // [E + 1]
   const auto weights = routing.weights.flatten().index_select(0, order).to(x.scalar_type());       // [T k]
 
-  const auto gate_up = expert_matmul(x, gate_up_proj_.value, offsets, token, std::nullopt, order.size(0)).chunk(2, 1);
+  const auto spread = [&](const Tensor& from, const Tensor& weight) {  // tokens to lines
+    return expert_matmul(from, weight, offsets, token, std::nullopt, order.size(0));
+  };
+  const auto keep = [&](const Tensor& from, const Tensor& weight) {  // lines to lines
+    return expert_matmul(from, weight, offsets, std::nullopt, std::nullopt, order.size(0));
+  };
+  const auto gather = [&](const Tensor& from, const Tensor& weight) {  // lines to the sums of tokens
+    return expert_matmul(from, weight, offsets, std::nullopt, token, tokens);
+  };
+
+  auto both = spread(x, gate_up_proj_.value);
+  if (gate_up_proj_.adapter) both = gate_up_proj_.adapter->add_to(both, x, spread, keep);
+  const auto gate_up = both.chunk(2, 1);
   // The weights enter before the down projection, which is linear: what leaves it need not be kept for their gradient.
   const auto hidden = swiglu(gate_up[0], gate_up[1]) * weights.unsqueeze(1);  // [T k, I]
-  return expert_matmul(hidden, down_proj_.value, offsets, std::nullopt, token, tokens);
+  const auto y = gather(hidden, down_proj_.value);
+  return down_proj_.adapter ? down_proj_.adapter->add_to(y, hidden, keep, gather) : y;
 }
 
 SparseMoe::SparseMoe(const SparseMoeSizes& s)

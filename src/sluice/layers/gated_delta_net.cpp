@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/gated_delta_net.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "sluice/layers/gated_delta_core.h"
@@ -53,8 +54,9 @@ GatedDeltaNet::GatedDeltaNet(const GatedDeltaNetSizes& s)
 // weights are joined for one product, or the products, whichever is the smaller copy.
 Tensor GatedDeltaNet::project(const Tensor& x) const {
   const std::vector<const Linear*> projections{&in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_};
+  const bool adapted = std::ranges::any_of(projections, &Linear::is_adapted);
   std::vector<Tensor> parts;
-  if (x.size(0) >= sizes_.hidden_size) {
+  if (x.size(0) >= sizes_.hidden_size && !adapted) {
     for (const auto* projection : projections) parts.push_back(projection->weight());
     return at::linear(x, at::cat(parts));
   }

@@ -55,6 +55,9 @@ void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_
       case Init::Kind::kConstant:
         value.fill_(init.a);
         break;
+      case Init::Kind::kUniform:
+        value.uniform_(init.a, init.b, generator);
+        break;
       case Init::Kind::kLogUniform:
         value.uniform_(init.a, init.b, generator).log_();
         break;

@@ -16,16 +16,19 @@ namespace sluice {
 
 // How a fresh parameter is drawn. The bounds follow the published reference of each family (docs/models.md).
 struct Init {
-  enum class Kind { kNormal, kConstant, kLogUniform, kExact };
+  enum class Kind { kNormal, kConstant, kUniform, kLogUniform, kExact };
   Kind kind = Kind::kConstant;
   double a = 0, b = 0;
   std::vector<std::int64_t> values = {};
   static Init normal(double standard_deviation) { return {Kind::kNormal, 0, standard_deviation}; }
   static Init constant(double value) { return {Kind::kConstant, value, 0}; }
+  static Init uniform(double low, double high) { return {Kind::kUniform, low, high}; }
   static Init log_uniform(double low, double high) { return {Kind::kLogUniform, low, high}; }  // log(U(low, high))
   // A 1-D int64 tensor that follows from the configuration: a file that holds other values is refused.
   static Init exactly(std::vector<std::int64_t> values) { return {Kind::kExact, 0, 0, std::move(values)}; }
 };
+
+struct LoraAdapter;
 
 struct Parameter {
   std::string name;                          // as the checkpoint spells it, e.g. "model.layers.0.linear_attn.A_log"
@@ -34,10 +37,12 @@ struct Parameter {
   bool decay = true;                         // takes weight decay
   bool frozen = false;     // never trained: no gradient, no optimizer state; an export has what its source has
   bool as_stored = false;  // a frozen table read by rows: held in the file's dtype, over its mapping, never copied
+  bool adaptable = false;  // a projection, y = x W^T, that can have an adapter (layers/lora.h)
   Init init;
   Tensor value = {};  // undefined until initialize() or the loader sets it
   std::vector<Tensor> pieces =
-      {};                     // of an as_stored parameter that lies in pieces: its rows in order, instead of value
+      {};  // of an as_stored parameter that lies in pieces: its rows in order, instead of value
+  std::shared_ptr<LoraAdapter> adapter = {};
   std::int64_t size() const;  // number of elements
 };
 

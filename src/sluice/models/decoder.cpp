@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "sluice/layers/experts.h"
+#include "sluice/layers/lora.h"
 #include "sluice/layers/recompute.h"
 
 namespace sluice {
@@ -12,9 +13,7 @@ namespace {
 // block.forward(h, context) without a state, whose inner activations are computed again in the backward pass.
 Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContext& context) {
   std::vector<Tensor> parameters;
-  for (const auto* parameter : block.parameters()) {
-    if (!parameter->frozen) parameters.push_back(parameter->value);
-  }
+  for (const auto* parameter : trained_parameters(block.parameters())) parameters.push_back(parameter->value);
   // The backward pass may come after the caller's pack is gone: the function holds its own.
   const auto again = [&block, pack = context.pack, tokens = context.tokens, rotary = context.rotary,
                       routed = context.router_load != nullptr](const Tensor& x) {
@@ -91,7 +90,8 @@ Decoder::Decoder(DecoderParts parts)
       }()),
       output_(add("model." + parts.output.name, std::move(parts.output.part))) {
   if (!parts.tie_word_embeddings) {
-    lm_head_ = &add("lm_head", std::make_unique<Linear>(parts.vocab_size, parts.hidden_size, parts.initializer_range));
+    lm_head_ =
+        &add("lm_head", std::make_unique<Embedding>(parts.vocab_size, parts.hidden_size, parts.initializer_range));
   }
 }
 

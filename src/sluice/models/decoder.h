@@ -112,7 +112,7 @@ class Decoder : public Module {
   Embedding& embed_tokens_;
   std::vector<Block*> blocks_;
   Residual& output_;
-  Linear* lm_head_ = nullptr;  // none: tied
+  Embedding* lm_head_ = nullptr;  // none: tied
   Recompute recompute_ = Recompute::kNone;
 };
 

@@ -21,7 +21,10 @@ double training_operations(const Objective& objective, std::span<const PackedBat
     }
     const auto asked = std::ranges::count_if(pack.targets, [](auto target) { return target >= 0; });
     const auto decoder = total(objective.decoder.forward_operations(lengths, asked));
-    sum += objective.mtp_only ? decoder : kTrainingFactor * decoder;
+    // Frozen weights have no gradient of their own: under adapters that is a third less; with mtp_only nothing goes
+    // back.
+    const auto factor = objective.mtp_only ? 1 : objective.adapters ? kTrainingFactor - 1 : kTrainingFactor;
+    sum += factor * decoder;
     if (objective.mtp == nullptr) continue;
     const auto head = objective.decoder.head_operations(next_tokens_asked(pack));
     sum += kTrainingFactor * (total(objective.mtp->forward_operations(lengths)) + head);

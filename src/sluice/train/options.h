@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sluice/core/options.h"
 #include "sluice/data/dataset.h"
@@ -123,6 +124,25 @@ struct OptimOptions {
   }
 };
 
+struct LoraOptions {
+  std::optional<std::int64_t> rank;
+  double alpha = 32;
+  double dropout = 0;
+  std::vector<std::string> targets{"all-linear"};
+  std::optional<std::filesystem::path> adapter;
+  bool wanted() const { return rank || adapter; }
+  void describe(OptionList& option) {
+    option("rank", rank, "train low-rank adapters of this rank instead of the model; none: all parameters",
+           {.synonyms = {"lora_r", "lora_rank", "r"}, .min = 1});
+    option("alpha", alpha, "an adapter's update is multiplied by alpha / rank", {.synonyms = {"lora_alpha"}, .min = 0});
+    option("dropout", dropout, "part of its inputs that an adapter drops in training",
+           {.synonyms = {"lora_dropout"}, .min = 0, .max = 0.99});
+    option("targets", targets, "what gets an adapter: all-linear, or ends of module names such as q_proj",
+           {.synonyms = {"lora_target_modules", "target_modules"}});
+    option("adapter", adapter, "an adapter in PEFT's form to go on from, with its own rank, alpha and targets");
+  }
+};
+
 struct MemoryOptions {
   bool recompute = false;
   void describe(OptionList& option) {
@@ -183,6 +203,7 @@ struct SftOptions {
   TrainOptions train;
   OptimOptions optim;
   PrecisionOptions precision;
+  LoraOptions lora;
   MemoryOptions mem;
   CheckpointOptions ckpt;
   EvalOptions eval;
@@ -194,6 +215,7 @@ struct SftOptions {
     option("train", train, "length of the run");
     option("optim", optim, "optimizer");
     option("precision", precision, "number formats");
+    option("lora", lora, "low-rank adapters");
     option("mem", mem, "memory");
     option("ckpt", ckpt, "checkpoints");
     option("eval", eval, "evaluation");

@@ -57,13 +57,14 @@ AdamWSettings adamw_settings(const OptimOptions& optim) {
   return {.beta1 = optim.beta1, .beta2 = optim.beta2, .eps = optim.eps, .weight_decay = optim.weight_decay};
 }
 
-Objective objective_of(const SftOptions& options, const Model& model) {
+Objective objective_of(const SftOptions& options, const Model& model, const std::optional<TrainedAdapters>& adapters) {
   const bool mtp_only = options.train.mtp == MtpTraining::kOnly;
   return {.decoder = *model.decoder,
           .router_aux_loss_coef = options.train.router_aux_loss_coef.value_or(model.router_aux_loss_coef),
           .mtp = model.mtp.get(),
           .mtp_loss_scale = options.train.mtp_loss_scale,
-          .mtp_only = mtp_only};
+          .mtp_only = mtp_only,
+          .adapters = adapters ? adapters->dropout.get() : nullptr};
 }
 
 // The ones that decay are as declared, and the query and key norms where asked for.
@@ -76,6 +77,15 @@ std::vector<Parameter*> prepare(std::vector<Parameter*> parameters, const OptimO
   return parameters;
 }
 
+// What masters alone do not say: rank, alpha and dropout of all, and what multiplies each.
+nlohmann::json describe_adapters(const Model& model, const LoraSettings& settings) {
+  auto scales = nlohmann::json::object();
+  for (const auto* parameter : model.parameters()) {
+    if (parameter->adapter) scales[module_name(*parameter)] = parameter->adapter->scale;
+  }
+  return {{"rank", settings.rank}, {"alpha", settings.alpha}, {"dropout", settings.dropout}, {"scales", scales}};
+}
+
 bool due(std::int64_t step, std::int64_t interval, std::int64_t last) {
   return step == last || (interval > 0 && step % interval == 0);
 }
@@ -83,9 +93,7 @@ bool due(std::int64_t step, std::int64_t interval, std::int64_t last) {
 }  // namespace
 
 std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp) {
-  auto parameters = mtp == MtpTraining::kOnly ? model.mtp->parameters() : model.parameters();
-  std::erase_if(parameters, [](const Parameter* parameter) { return parameter->frozen; });
-  return parameters;
+  return trained_parameters(mtp == MtpTraining::kOnly ? model.mtp->parameters() : model.parameters());
 }
 
 WeightRules export_rules(const Model& model, MtpTraining mtp) {
@@ -97,9 +105,10 @@ WeightRules export_rules(const Model& model, MtpTraining mtp) {
 
 SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vector<Sample>& train,
                        const std::vector<Sample>& eval, const std::optional<TrainingState>& state,
-                       std::optional<double> peak)
+                       std::optional<double> peak, const std::optional<TrainedAdapters>& adapters)
     : options_(options),
-      objective_(objective_of(options, model)),
+      adapters_(adapters ? describe_adapters(model, adapters->settings) : nlohmann::json()),
+      objective_(objective_of(options, model, adapters)),
       samples_(fingerprint(train)),
       eval_(all_packs(eval, options.data.seq_len)),
       batches_(train, stream_options(options)),
@@ -186,6 +195,7 @@ void SftTrainer::save(std::int64_t step) {
   checkpoints_.save({.step = step,
                      .meta = {{"settings", maths_settings(options_)},
                               {"samples", samples_},
+                              {"adapters", adapters_},
                               {"data", batches_.position()},
                               {"trained_tokens", trained_tokens_}},
                      .tensors = optimizer_.state()});

@@ -12,6 +12,7 @@
 #include "sluice/core/metrics_file.h"
 #include "sluice/core/progress.h"
 #include "sluice/data/packing.h"
+#include "sluice/layers/lora.h"
 #include "sluice/models/family.h"
 #include "sluice/train/adamw.h"
 #include "sluice/train/options.h"
@@ -19,19 +20,26 @@
 
 namespace sluice {
 
-// The parameters that a run trains: all of the model's that are not frozen, or with train.mtp = "only" the multi-token
-// prediction block's.
+// The parameters that a run trains: all of the model's that are not frozen and its adapters', or with train.mtp =
+// "only" the multi-token prediction block's.
 std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp);
 
 // By which a run's export follows its source: what it did not train is copied.
 WeightRules export_rules(const Model& model, MtpTraining mtp);
+
+// The adapters that a run trains instead of the model.
+struct TrainedAdapters {
+  LoraSettings settings;
+  std::shared_ptr<LoraDropout> dropout;
+};
 
 class SftTrainer {
  public:
   // The model's parameters must be loaded; model and samples must outlive the trainer. `eval` may be empty.
   // `state`: the checkpoint to go on from (train/run_folder.h). `peak`: operations a second of the device, if known.
   SftTrainer(const SftOptions& options, Model& model, const std::vector<Sample>& train, const std::vector<Sample>& eval,
-             const std::optional<TrainingState>& state, std::optional<double> peak);
+             const std::optional<TrainingState>& state, std::optional<double> peak,
+             const std::optional<TrainedAdapters>& adapters);
 
   // To the last step, or to the end of the step in which a signal asks to stop. A checkpoint stands at the end of both.
   // kRequeue after a signal.
@@ -45,6 +53,7 @@ class SftTrainer {
   void save(std::int64_t step);
 
   const SftOptions& options_;
+  nlohmann::json adapters_;  // what a checkpoint says of them; null: the model is trained
   Objective objective_;
   std::string samples_;  // fingerprint of those that are trained on
   std::vector<PackedBatch> eval_;

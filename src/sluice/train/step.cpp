@@ -112,10 +112,12 @@ StepStats train_step(const Objective& objective, const std::vector<PackedBatch>&
                      AdamW& optimizer, std::int64_t step, double lr, double clip_norm) {
   Sums sums(packs, objective.decoder.device());
   if (sums.weight == 0 || (objective.mtp_only && sums.next_weight == 0)) return {};
-  for (const auto& pack : packs) {
-    pack_loss(objective, pack, sums).backward();
+  for (std::size_t i = 0; i < packs.size(); ++i) {
+    if (objective.adapters) objective.adapters->pass = (static_cast<std::uint64_t>(step) << 24) + i;
+    pack_loss(objective, packs[i], sums).backward();
     gradients.take();
   }
+  if (objective.adapters) objective.adapters->pass.reset();
   const auto norm = gradients.norm();
   optimizer.step(gradients, lr, gradient_scale(sums.loss + sums.balance + sums.mtp, norm, clip_norm));
   const auto [losses, grad_norm] = sums.read(norm);

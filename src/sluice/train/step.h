@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sluice/layers/lora.h"
 #include "sluice/models/decoder.h"
 #include "sluice/models/multi_token_prediction.h"
 #include "sluice/train/adamw.h"
@@ -19,7 +20,8 @@ struct Objective {
   double router_aux_loss_coef = 0;            // of the load-balancing loss; 0: none
   const MultiTokenPrediction* mtp = nullptr;  // null: not trained
   double mtp_loss_scale = 0;
-  bool mtp_only = false;  // no gradient reaches the decoder
+  bool mtp_only = false;            // no gradient reaches the decoder
+  LoraDropout* adapters = nullptr;  // not null: adapters are trained, the model is not
 };
 
 struct LossStats {

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/layers/lora.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/ranges.h>
+#include <xxhash.h>
+
+#include <cmath>
+#include <set>
+
+#include "sluice/core/error.h"
+#include "sluice/core/wildcard.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::string_view kAllLinear = "all-linear";
+constexpr std::string_view kWeight = ".weight";
+
+bool is_experts(const Parameter& parameter) { return parameter.shape.size() == 3; }
+
+bool names(const std::string& target, const Parameter& parameter) {
+  if (target == kAllLinear) return !is_experts(parameter);
+  const auto module = module_name(parameter);
+  return matches(target, module) || matches("*." + target, module);
+}
+
+// "mlp.up_proj": what follows the number of the layer.
+std::string short_name(const Parameter& parameter) {
+  const auto module = module_name(parameter);
+  const auto digit = module.find_last_of("0123456789");
+  const auto dot = digit == std::string::npos ? std::string::npos : module.find('.', digit);
+  return dot == std::string::npos ? module : module.substr(dot + 1);
+}
+
+void check_targets(const std::vector<std::string>& targets, const std::vector<Parameter*>& adaptable) {
+  std::set<std::string> known{std::string(kAllLinear)};
+  for (const auto* parameter : adaptable) known.insert(short_name(*parameter));
+  if (targets.empty()) fail_usage("lora.targets is empty; this model has: {}", fmt::join(known, ", "));
+  for (const auto& target : targets) {
+    const bool found =
+        std::ranges::any_of(adaptable, [&](const Parameter* parameter) { return names(target, *parameter); });
+    if (!found)
+      fail_usage("lora.targets: no projection is named {}; this model has: {}", target, fmt::join(known, ", "));
+  }
+}
+
+// Without values.
+std::shared_ptr<LoraAdapter> make_adapter(const Parameter& parameter, std::int64_t rank, double scale) {
+  auto shape_a = parameter.shape, shape_b = parameter.shape;
+  shape_a[shape_a.size() - 2] = rank;
+  shape_b.back() = rank;
+  const auto bound = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
+  const auto module = module_name(parameter);
+  return std::make_shared<LoraAdapter>(
+      LoraAdapter{.A = {.name = module + ".lora_A.weight", .shape = shape_a, .init = Init::uniform(-bound, bound)},
+                  .B = {.name = module + ".lora_B.weight", .shape = shape_b, .init = Init::constant(0)},
+                  .scale = scale,
+                  .dropout = std::make_shared<LoraDropout>()});
+}
+
+// x without the elements that `name` drops in this pass, the others scaled up. Drawn on the CPU, so that every device
+// drops the same.
+Tensor drop(const Tensor& x, const LoraDropout& dropout, const std::string& name) {
+  if (!dropout.pass || dropout.probability == 0) return x;
+  const auto pass = XXH3_64bits_withSeed(&*dropout.pass, sizeof(*dropout.pass), dropout.seed);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(XXH3_64bits_withSeed(name.data(), name.size(), pass));
+  const auto keep = 1 - dropout.probability;
+  const auto mask = at::empty(x.sizes(), at::TensorOptions().dtype(kFloat)).bernoulli_(keep, generator).div_(keep);
+  return x * mask.to(x.device(), x.scalar_type());
+}
+
+}  // namespace
+
+Tensor LoraAdapter::add_to(const Tensor& y, const Tensor& x, const Project& down, const Project& up) const {
+  return y + up(scale * down(drop(x, *dropout, A.name), A.value), B.value);
+}
+
+Tensor LoraAdapter::product() const { return scale * at::matmul(B.value.to(kFloat), A.value.to(kFloat)); }
+
+void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& settings, at::ScalarType dtype,
+              std::uint64_t seed) {
+  std::vector<Parameter*> adaptable;
+  std::ranges::copy_if(parameters, std::back_inserter(adaptable), [](const Parameter* p) { return p->adaptable; });
+  check_targets(settings.targets, adaptable);
+  const auto scale = settings.alpha / static_cast<double>(settings.rank);
+  for (auto* parameter : adaptable) {
+    const bool wanted =
+        std::ranges::any_of(settings.targets, [&](const std::string& target) { return names(target, *parameter); });
+    if (wanted) parameter->adapter = make_adapter(*parameter, settings.rank, scale);
+  }
+  initialize(lora_parameters(parameters), dtype, seed);
+  for (auto* parameter : parameters) parameter->frozen = true;
+}
+
+std::shared_ptr<LoraDropout> share_dropout(const std::vector<Parameter*>& parameters, double probability,
+                                           std::uint64_t seed) {
+  auto dropout = std::make_shared<LoraDropout>(LoraDropout{.probability = probability, .seed = seed});
+  for (auto* parameter : parameters) {
+    if (!parameter->adapter) continue;
+    if (probability > 0 && is_experts(*parameter)) {
+      fail_usage("lora.dropout must be 0 with {} among lora.targets: adapters of routed experts have none",
+                 short_name(*parameter));
+    }
+    parameter->adapter->dropout = dropout;
+  }
+  return dropout;
+}
+
+void set_adapter(Parameter& parameter, const Tensor& A, const Tensor& B, double scale) {
+  const auto rank = A.size(-2);
+  auto adapter = make_adapter(parameter, rank, scale);
+  SLUICE_CHECK(A.sizes() == adapter->A.shape && B.sizes() == adapter->B.shape,
+               "{}: an adapter of rank {} is A {} and B {}; got A {}, B {}", parameter.name, rank,
+               c10::str(at::IntArrayRef(adapter->A.shape)), c10::str(at::IntArrayRef(adapter->B.shape)), describe(A),
+               describe(B));
+  adapter->A.value = A;
+  adapter->B.value = B;
+  parameter.adapter = std::move(adapter);
+}
+
+std::vector<Parameter*> lora_parameters(const std::vector<Parameter*>& parameters) {
+  std::vector<Parameter*> list;
+  for (auto* parameter : parameters) {
+    if (parameter->adapter) list.insert(list.end(), {&parameter->adapter->A, &parameter->adapter->B});
+  }
+  return list;
+}
+
+std::vector<Parameter*> trained_parameters(const std::vector<Parameter*>& parameters) {
+  std::vector<Parameter*> trained;
+  std::ranges::copy_if(parameters, std::back_inserter(trained), [](const Parameter* p) { return !p->frozen; });
+  const auto adapters = lora_parameters(parameters);
+  trained.insert(trained.end(), adapters.begin(), adapters.end());
+  return trained;
+}
+
+std::string module_name(const Parameter& parameter) {
+  return parameter.name.ends_with(kWeight) ? parameter.name.substr(0, parameter.name.size() - kWeight.size())
+                                           : parameter.name;
+}
+
+}  // namespace sluice

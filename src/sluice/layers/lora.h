@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): beside a frozen projection W [out, in],
+//   y = x W^T + scale * (dropout(x) A^T) B^T
+// Two small matrices are trained instead of W. Weights of experts [E, out, in] have a pair for each expert.
+#pragma once
+
+#include <functional>
+
+#include "sluice/layers/parameter.h"
+
+namespace sluice {
+
+struct LoraSettings {
+  std::int64_t rank = 16;
+  double alpha = 32;  // scale = alpha / rank
+  double dropout = 0;
+  std::vector<std::string> targets = {"all-linear"};  // see add_lora()
+};
+
+// Which inputs the adapters of a model drop: another part in each numbered forward pass of a run, and the same when a
+// pass is computed again in backward.
+struct LoraDropout {
+  double probability = 0;
+  std::uint64_t seed = 0;                  // of the run
+  std::optional<std::uint64_t> pass = {};  // none: nothing is dropped
+};
+
+// The adapter of one parameter, with names after it: "model.layers.0.mlp.up_proj.lora_A.weight".
+struct LoraAdapter {
+  Parameter A;  // [rank, in], or [E, rank, in]
+  Parameter B;  // [out, rank], or [E, out, rank]
+  double scale;
+  std::shared_ptr<const LoraDropout> dropout;
+
+  // y + up(scale * down(dropout(x), A), B), where `down` and `up` multiply by a weight as the layer does with its own.
+  using Project = std::function<Tensor(const Tensor& x, const Tensor& weight)>;
+  Tensor add_to(const Tensor& y, const Tensor& x, const Project& down, const Project& up) const;
+
+  // scale * B A in float32, of the parameter's shape: what merging adds to it.
+  Tensor product() const;
+};
+
+// Gives an adapter to every adaptable parameter that settings.targets name and freezes all parameters. A target is
+// "all-linear" (every projection but those of routed experts) or a module's name or its end from a dot on: "q_proj",
+// "mlp.up_proj", "experts.gate_up_proj", with `*` for any characters. As in PEFT, A is uniform within 1 / sqrt(in),
+// drawn from `seed` and its name alone, and B is 0. Adapters are held in `dtype`. Usage error for a target that names
+// nothing; it lists what there is.
+void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& settings, at::ScalarType dtype,
+              std::uint64_t seed);
+
+// Gives all adapters one dropout, which the trainer then numbers the passes of. Usage error for a part above 0 where
+// routed experts have adapters: PEFT's have none.
+std::shared_ptr<LoraDropout> share_dropout(const std::vector<Parameter*>& parameters, double probability,
+                                           std::uint64_t seed);
+
+// Gives a parameter an adapter with these values: A [.., rank, in], B [.., out, rank] for a parameter [.., out, in].
+void set_adapter(Parameter& parameter, const Tensor& A, const Tensor& B, double scale);
+
+// A and B of every adapter, in the order of the parameters.
+std::vector<Parameter*> lora_parameters(const std::vector<Parameter*>& parameters);
+
+// What training changes: the parameters that are not frozen, then the adapters'.
+std::vector<Parameter*> trained_parameters(const std::vector<Parameter*>& parameters);
+
+// An adaptable parameter as targets name it: "model.layers.0.mlp.up_proj", "model.layers.0.mlp.experts.down_proj".
+std::string module_name(const Parameter& parameter);
+
+}  // namespace sluice
