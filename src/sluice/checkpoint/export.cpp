@@ -167,7 +167,11 @@ void export_model(const fs::path& out, const std::vector<Parameter*>& parameters
   }
   AtomicFolder folder(out);
   write_shards(folder.path(), std::move(items), parameters, options.max_shard_bytes);
-  copy_bytes(source.path() / kConfigFile, folder.path() / kConfigFile);
+  if (options.config) {
+    write_file(folder.path() / kConfigFile, *options.config);
+  } else {
+    copy_bytes(source.path() / kConfigFile, folder.path() / kConfigFile);
+  }
   copy_companions(source.path(), folder.path(), source.config());
   verify(folder.path(), expected);
   folder.commit();

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "sluice/core/tensor.h"
@@ -18,6 +19,7 @@ namespace sluice {
 
 struct ExportOptions {
   std::uint64_t max_shard_bytes = 5'000'000'000;  // one model.safetensors if all fits, shards and an index otherwise
+  std::optional<std::string> config = {};         // config.json instead of the source's
 };
 
 // Writes what `source` holds with the parameters' present values: each tensor under its source name, shape and dtype;

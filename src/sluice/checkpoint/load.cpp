@@ -51,6 +51,13 @@ std::string parameter_names(const MappedTensor& mapped, const std::vector<Parame
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+at::ScalarType lossless_dtype(const std::vector<MappedTensor>& map, const std::vector<Parameter*>& parameters) {
+  const bool bfloat16 = std::ranges::all_of(map, [&](const MappedTensor& tensor) {
+    return tensor.disk.dtype == Dtype::kBF16 || tensor.runs.empty() || parameters[tensor.runs[0].parameter]->dtype;
+  });
+  return bfloat16 ? kBFloat16 : kFloat;
+}
+
 namespace {
 
 // Copies a tensor's runs to where they belong, making room first for parameters that have none.
@@ -83,13 +90,6 @@ void check_exact(const ModelFolder& folder, const Parameter& parameter, const st
 }
 
 }  // namespace
-
-at::ScalarType stored_precision(const ModelFolder& folder) {
-  const auto& tensors = folder.tensors();
-  const auto largest =
-      std::ranges::max_element(tensors, {}, [](const ModelFolder::Tensor& tensor) { return tensor.info().bytes(); });
-  return largest != tensors.end() && largest->info().dtype == Dtype::kBF16 ? kBFloat16 : kFloat;
-}
 
 LoadReport load_parameters(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
                            const WeightRules& rules, at::ScalarType model_dtype) {

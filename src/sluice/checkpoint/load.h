@@ -38,8 +38,8 @@ std::vector<MappedTensor> map_folder(const ModelFolder& folder, const std::vecto
 // The names of the parameters that a tensor fills, with commas between; empty: set aside.
 std::string parameter_names(const MappedTensor& mapped, const std::vector<Parameter*>& parameters);
 
-// The precision in which a folder's weights lie, by its largest tensor: bfloat16, or float32 for anything else.
-at::ScalarType stored_precision(const ModelFolder& folder);
+// bfloat16 if a model of that precision holds every mapped tensor without loss, otherwise float32.
+at::ScalarType lossless_dtype(const std::vector<MappedTensor>& map, const std::vector<Parameter*>& parameters);
 
 // Sets every parameter's value on the CPU, in the dtype that it is held in. A tensor that has that dtype on disk is not
 // copied: the value lies over the mapped file, copy-on-write, and may be trained in place. A parameter that is held as

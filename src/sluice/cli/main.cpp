@@ -5,6 +5,7 @@
 #include <climits>
 #include <string>
 
+#include "sluice/cli/complete.h"
 #include "sluice/cli/export.h"
 #include "sluice/cli/flops.h"
 #include "sluice/cli/generate.h"
@@ -13,6 +14,7 @@
 #include "sluice/cli/merge_lora.h"
 #include "sluice/cli/score.h"
 #include "sluice/cli/sft.h"
+#include "sluice/cli/slice.h"
 #include "sluice/cli/tokenize.h"
 
 namespace {
@@ -46,7 +48,9 @@ int main(int argc, char** argv) {
                    command("generate", "sample from a model", run_generate),
                    command("flops", "count the operations that a model needs", run_flops),
                    command("export", "turn a training checkpoint into a model folder", run_export),
-                   command("merge-lora", "make a model folder of a model and a LoRA adapter", run_merge_lora)},
+                   command("merge-lora", "make a model folder of a model and a LoRA adapter", run_merge_lora),
+                   command("slice", "keep the first layers of a model", run_slice),
+                   command("complete", "add to a model folder what it lacks of its base", run_complete)},
       .is_out_of_memory = is_out_of_memory};
   return run_program(program, {argv + 1, argv + argc});
 }

@@ -13,7 +13,8 @@ ExitCode run_merge_lora(const MergeLoraOptions& options, const Invocation& invoc
   const ModelFolder folder(options.model.path);
   const auto model = build_model(folder.config(), (options.model.path / kConfigFile).string());
   const auto parameters = model.decoder->parameters();
-  load_parameters(folder, parameters, model.weights, stored_precision(folder));
+  const auto map = map_folder(folder, parameters, model.weights);
+  load_parameters(folder, parameters, model.weights, lossless_dtype(map, parameters));
   load_adapter(options.adapter, parameters, model.weights, kFloat);
   if (invocation.dry_run) return ExitCode::kDone;
   merge_adapters(parameters);
