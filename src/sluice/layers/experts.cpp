@@ -21,10 +21,11 @@ Routing TopKRouter::forward(const Tensor& x) const {
   const auto experts = order.narrow(1, 0, top_k_).contiguous();
   auto weights = probabilities.gather(1, experts);
   if (norm_topk_prob_) weights = weights / weights.sum(1, /*keepdim=*/true);
+  const auto lines = experts.flatten();
   return {.experts = experts,
           .weights = weights,
           .probabilities = probabilities,
-          .visits = at::bincount(experts.flatten(), std::nullopt, weight_.shape[0])};
+          .visits = at::zeros({weight_.shape[0]}, lines.options()).scatter_add_(0, lines, at::ones_like(lines))};
 }
 
 RoutedExperts::RoutedExperts(const SparseMoeSizes& s)

@@ -46,6 +46,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_g, const 
   return {grad_a, grad_b, dA_log, ddt_bias};
 }
 
+std::tuple<Tensor, Tensor> backward_into_meta(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                              const Tensor& A_log, const Tensor& dt_bias, Tensor&, Tensor&) {
+  return {at::empty_symint(A_log.sym_sizes(), A_log.options()),
+          at::empty_symint(dt_bias.sym_sizes(), dt_bias.options())};
+}
+
 class Function : public torch::autograd::Function<Function> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& a,
@@ -101,6 +107,7 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("delta_gates", forward_meta);
   m.impl("delta_gates_backward", backward_meta);
+  m.impl("delta_gates_backward.into", backward_into_meta);
 }
 TORCH_LIBRARY_IMPL(sluice, CPU, m) { m.impl("delta_gates_backward", backward); }
 TORCH_LIBRARY_IMPL(sluice, CUDA, m) { m.impl("delta_gates_backward", backward); }
