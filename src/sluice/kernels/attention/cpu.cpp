@@ -109,8 +109,8 @@ Tensor cache_tile(const Scalar* first, std::int64_t count, std::int64_t width, s
 }
 
 template <typename Scalar>
-SLUICE_MULTIARCH void finish_block(const Forward<Scalar>& f, const Sequence& s, const Block& b, const Wide<Scalar>* acc,
-                                   const Running<Wide<Scalar>>* running) {
+SLUICE_MULTIARCH void finish_block(const Forward<Scalar>& f, const KeyedSequence& s, const Block& b,
+                                   const Wide<Scalar>* acc, const Running<Wide<Scalar>>* running) {
   for (std::int64_t r = 0; r < b.queries * f.group; ++r) {
     const auto row = f.row(s.q_begin + b.first_query + r / f.group, b.kv_head) + r % f.group;
     finish_row(acc + r * f.value_dim, running[r], f.value_dim, f.out + row * f.value_dim, f.lse[row]);
@@ -118,7 +118,7 @@ SLUICE_MULTIARCH void finish_block(const Forward<Scalar>& f, const Sequence& s, 
 }
 
 template <typename Scalar>
-void attend_block(const Forward<Scalar>& f, const Sequence& s, const Block& b) {
+void attend_block(const Forward<Scalar>& f, const KeyedSequence& s, const Block& b) {
   constexpr auto type = c10::CppTypeToScalarType<Scalar>::value, wide = c10::CppTypeToScalarType<Wide<Scalar>>::value;
   const auto rows = b.queries * f.group;
   const Tensor q = at::empty({rows, f.key_dim}, at::TensorOptions().dtype(type));
@@ -148,7 +148,7 @@ void attend_block(const Forward<Scalar>& f, const Sequence& s, const Block& b) {
 
 // Rows of one sequence and kv head over the keys of one split; acc [rows, value_dim].
 template <typename Scalar>
-SLUICE_MULTIARCH void attend_split(const Forward<Scalar>& f, const Sequence& s, std::int64_t kv_head,
+SLUICE_MULTIARCH void attend_split(const Forward<Scalar>& f, const KeyedSequence& s, std::int64_t kv_head,
                                    std::int64_t split, Wide<Scalar>* __restrict acc, Running<Wide<Scalar>>* running) {
   using Real = Wide<Scalar>;
   constexpr std::int64_t kTogether = 4;  // keys added to acc in one pass over it
@@ -200,7 +200,7 @@ struct Split {
 };
 
 template <typename Scalar>
-void attend_direct(const Forward<Scalar>& f, const std::vector<Sequence>& sequences,
+void attend_direct(const Forward<Scalar>& f, const std::vector<KeyedSequence>& sequences,
                    const std::vector<std::int64_t>& chosen) {
   using Real = Wide<Scalar>;
   std::vector<Split> splits;
@@ -243,7 +243,7 @@ void attend_direct(const Forward<Scalar>& f, const std::vector<Sequence>& sequen
 // ----
 
 template <typename Scalar>
-void attend_tiled(const Forward<Scalar>& f, const std::vector<Sequence>& sequences,
+void attend_tiled(const Forward<Scalar>& f, const std::vector<KeyedSequence>& sequences,
                   const std::vector<std::int64_t>& chosen) {
   std::vector<Block> blocks;
   const auto queries = std::max<std::int64_t>(1, kRows / f.group);

@@ -57,7 +57,7 @@ SLUICE_MULTIARCH void softmax_backward_rows(const Slab& slab, std::int64_t begin
 
 // The rows of one kv head: [tokens, group * width] taken out of [T, H * width] and back.
 template <typename Scalar>
-Tensor take_head(const Tensor& x, const Sequence& s, std::int64_t kv_head, std::int64_t group) {
+Tensor take_head(const Tensor& x, const KeyedSequence& s, std::int64_t kv_head, std::int64_t group) {
   const auto width = x.size(2);
   auto out = at::empty({s.q_count * group, width}, x.options());
   const auto* from = x.const_data_ptr<Scalar>() + (s.q_begin * x.size(1) + kv_head * group) * width;
@@ -68,8 +68,8 @@ Tensor take_head(const Tensor& x, const Sequence& s, std::int64_t kv_head, std::
 }
 
 template <typename Scalar>
-SLUICE_MULTIARCH void put_head(const Wide<Scalar>* from, const Sequence& s, std::int64_t kv_head, std::int64_t group,
-                               const Tensor& to) {
+SLUICE_MULTIARCH void put_head(const Wide<Scalar>* from, const KeyedSequence& s, std::int64_t kv_head,
+                               std::int64_t group, const Tensor& to) {
   const auto width = to.size(2);
   auto* out = to.mutable_data_ptr<Scalar>() + (s.q_begin * to.size(1) + kv_head * group) * width;
   for (std::int64_t i = 0; i < s.q_count; ++i, out += to.size(1) * width, from += group * width) {
@@ -97,7 +97,7 @@ struct Backward {
 };
 
 template <typename Scalar>
-void backward_head(const Backward<Scalar>& b, const Sequence& s, std::int64_t head, Gradients& grads) {
+void backward_head(const Backward<Scalar>& b, const KeyedSequence& s, std::int64_t head, Gradients& grads) {
   using Real = Wide<Scalar>;
   const at::AutoDispatchBelowAutograd below;
   const auto group = b.q.size(1) / b.k.size(1), rows = s.q_count * group;
@@ -148,26 +148,13 @@ void backward_head(const Backward<Scalar>& b, const Sequence& s, std::int64_t he
   put_head<Scalar>(grad_q.const_data_ptr<Real>(), s, head, group, grads.q);
 }
 
-void check_apart(std::vector<Sequence> sequences) {
-  std::ranges::sort(sequences, {}, &Sequence::k_begin);
-  std::int64_t end = 0;
-  for (const auto& s : sequences) {
-    if (s.k_count == 0) continue;
-    SLUICE_CHECK(s.k_begin >= end,
-                 "attention: two sequences share the keys from row {} on; gradients are computed only for sequences "
-                 "whose keys do not overlap",
-                 s.k_begin);
-    end = s.k_begin + s.k_count;
-  }
-}
-
 std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& grad_out, const Tensor& q, const Tensor& k,
                                                 const Tensor& v, const Tensor& out, const Tensor& lse,
                                                 const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                                 const std::optional<Tensor>& seqused_k, std::int64_t max_seqlen_q,
                                                 std::int64_t max_seqlen_k, double scale) {
   const auto sequences = checked_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k);
-  check_apart(sequences);
+  check_apart("attention", sequences);
   Gradients grads{.q = at::empty(q.sizes(), q.options()),
                   .k = at::zeros(k.sizes(), k.options()),
                   .v = at::zeros(v.sizes(), v.options())};

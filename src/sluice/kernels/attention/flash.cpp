@@ -67,7 +67,7 @@ Tensor from_kv_head(const Tensor& x, std::int64_t rows) {  // and back
 
 // One tile: queries [first, first + rows) of a sequence. Its keys and values are [Hkv, keys, d].
 struct Tile {
-  Sequence sequence;
+  KeyedSequence sequence;
   std::int64_t first, rows;
   Tensor k, v;
 
@@ -85,7 +85,7 @@ struct Tile {
   }
 };
 
-void for_each_tile(const std::vector<Sequence>& sequences, const Tensor& k, const Tensor& v,
+void for_each_tile(const std::vector<KeyedSequence>& sequences, const Tensor& k, const Tensor& v,
                    const std::function<void(const Tile&)>& function) {
   const auto wide = wide_type(k.scalar_type());
   for (const auto& s : sequences) {
@@ -97,14 +97,14 @@ void for_each_tile(const std::vector<Sequence>& sequences, const Tensor& k, cons
   }
 }
 
-std::vector<Sequence> sequences_of(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens_q,
-                                   const Tensor& cu_seqlens_k, Optional seqused_k, std::int64_t max_seqlen_q,
-                                   std::int64_t max_seqlen_k) {
+std::vector<KeyedSequence> sequences_of(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens_q,
+                                        const Tensor& cu_seqlens_k, Optional seqused_k, std::int64_t max_seqlen_q,
+                                        std::int64_t max_seqlen_k) {
   return checked_sequences(q, k, cu_seqlens_q.cpu(), cu_seqlens_k.cpu(),
                            seqused_k ? std::optional(seqused_k->cpu()) : std::nullopt, max_seqlen_q, max_seqlen_k);
 }
 
-std::tuple<Tensor, Tensor> plain_forward(const std::vector<Sequence>& sequences, const Tensor& q, const Tensor& k,
+std::tuple<Tensor, Tensor> plain_forward(const std::vector<KeyedSequence>& sequences, const Tensor& q, const Tensor& k,
                                          const Tensor& v, double scale) {
   auto out = at::zeros({q.size(0), q.size(1), v.size(2)}, q.options());
   auto lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(wide_type(q.scalar_type())));
@@ -118,7 +118,7 @@ std::tuple<Tensor, Tensor> plain_forward(const std::vector<Sequence>& sequences,
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor, Tensor> plain_backward(const std::vector<Sequence>& sequences, const Tensor& grad_out,
+std::tuple<Tensor, Tensor, Tensor> plain_backward(const std::vector<KeyedSequence>& sequences, const Tensor& grad_out,
                                                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                                                   const Tensor& lse, double scale) {
   const auto wide = wide_type(q.scalar_type());

@@ -1,25 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the queries and keys of each sequence lie.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <vector>
-
-#include "sluice/core/tensor.h"
+#include "sluice/kernels/common/keyed_sequences.h"
 
 namespace sluice {
 
-struct Sequence {
-  std::int64_t q_begin, q_count, k_begin, k_count;
-  // Keys [0, visible(i)) are seen by query i; none may be.
-  std::int64_t visible(std::int64_t query) const { return std::max<std::int64_t>(0, k_count - q_count + query + 1); }
-};
-
-// The sequences of a pack in CPU memory, checked against the numbers of rows of q and k and the longest lengths.
-std::vector<Sequence> checked_sequences(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens_q,
-                                        const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k,
-                                        std::int64_t max_seqlen_q, std::int64_t max_seqlen_k);
+// keyed_sequences(), checked against the longest lengths too.
+std::vector<KeyedSequence> checked_sequences(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens_q,
+                                             const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k,
+                                             std::int64_t max_seqlen_q, std::int64_t max_seqlen_k);
 
 }  // namespace sluice

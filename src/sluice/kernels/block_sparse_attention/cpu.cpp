@@ -153,7 +153,7 @@ std::int64_t queries_per_task(const Inputs<Scalar>& in, const Choice& choice) {
 std::tuple<Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks,
                                        std::int64_t block_size, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                        const std::optional<Tensor>& seqused_k, double scale) {
-  const auto sequences = keyed_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k);
+  const auto sequences = keyed_sequences("block_sparse_attention", q, k, cu_seqlens_q, cu_seqlens_k, seqused_k);
   const auto choice = checked_choice(sequences, blocks, block_size);
   auto out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
   auto lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(wide_type(q.scalar_type())));
@@ -300,8 +300,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& grad_out, const Te
                                                 const Tensor& blocks, std::int64_t block_size,
                                                 const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                                 const std::optional<Tensor>& seqused_k, double scale) {
-  const auto sequences = keyed_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k);
-  check_apart(sequences);
+  const auto sequences = keyed_sequences("block_sparse_attention", q, k, cu_seqlens_q, cu_seqlens_k, seqused_k);
+  check_apart("block_sparse_attention", sequences);
   const auto choice = checked_choice(sequences, blocks, block_size);
   auto grad_q = at::empty(q.sizes(), q.options()), grad_k = at::zeros(k.sizes(), k.options()),
        grad_v = at::zeros(v.sizes(), v.options());

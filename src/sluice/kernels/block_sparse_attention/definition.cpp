@@ -17,7 +17,7 @@ Tensor block_sparse_attention_definition(const Tensor& q, const Tensor& k, const
     return x.narrow(0, begin, count).to(type).transpose(0, 1).repeat_interleave(repeats, 0);  // [Hq, count, width]
   };
   std::vector<Tensor> outputs{at::zeros({0, q.size(1), v.size(2)}, q.options().dtype(type))};
-  for (const auto& s : keyed_sequences(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k)) {
+  for (const auto& s : keyed_sequences("block_sparse_attention", q, k, cu_seqlens_q, cu_seqlens_k, seqused_k)) {
     auto hidden = at::ones({s.q_count, s.k_count}, q.options().dtype(at::kBool));
     for (std::int64_t i = 0; i < s.q_count; ++i) {
       for (std::int64_t c = 0; c < blocks.size(1); ++c) {
