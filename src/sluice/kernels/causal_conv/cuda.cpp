@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The convolution on CUDA tensors: from tensors to params to launch.
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include <cstdint>
 #include <limits>
 #include <tuple>
 
-#include "sluice/core/error.h"
-#include "sluice/core/tensor.h"
 #include "sluice/kernels/causal_conv/params.h"
+#include "sluice/kernels/common/launch.h"
 
 namespace sluice {
 namespace {
+
+constexpr auto kOp = "causal_conv";
 
 using Optional = const std::optional<Tensor>&;
 
@@ -21,9 +19,6 @@ ConvType conv_type(const Tensor& x) {
                "causal_conv: on a GPU x and weight must be float32 or bfloat16; got {}", describe(x));
   return x.scalar_type() == kFloat ? ConvType::kFp32 : ConvType::kBf16;
 }
-
-// [T, C] with neighbouring channels; the tokens may lie further apart.
-Tensor dense_channels(const Tensor& x) { return x.stride(1) == 1 || x.numel() == 0 ? x : x.contiguous(); }
 
 // What the params point into. Held until the launch.
 struct Inputs {
@@ -41,7 +36,7 @@ Inputs make_inputs(const Tensor& x, const Tensor& weight, const Tensor& cu_seqle
                describe(x));
   auto taps = weight.contiguous();
   if (reinterpret_cast<std::uintptr_t>(taps.const_data_ptr()) % (4 * taps.element_size()) != 0) taps = taps.clone();
-  return {dense_channels(x), taps, cu_seqlens.contiguous(), initial_state ? initial_state->contiguous() : Tensor()};
+  return {with_dense_rows(x), taps, cu_seqlens.contiguous(), initial_state ? initial_state->contiguous() : Tensor()};
 }
 
 CausalConvParams make_params(const Inputs& in, bool silu) {
@@ -60,10 +55,6 @@ CausalConvParams make_params(const Inputs& in, bool silu) {
   return params;
 }
 
-void check_launch(cudaError_t error) {
-  SLUICE_CHECK(error == cudaSuccess, "causal_conv: launch failed: {}", cudaGetErrorString(error));
-}
-
 std::tuple<Tensor, Tensor> forward_cuda(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens,
                                         Optional initial_state, bool silu) {
   const c10::cuda::CUDAGuard device(x.device());
@@ -73,7 +64,7 @@ std::tuple<Tensor, Tensor> forward_cuda(const Tensor& x, const Tensor& weight, c
   const Tensor final_state = at::empty({params.sequences, x.size(1), 3}, x.options());
   params.out = out.mutable_data_ptr();
   params.final_state = final_state.mutable_data_ptr();
-  check_launch(launch_causal_conv(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_causal_conv(params, c10::cuda::getCurrentCUDAStream()));
   return {out, final_state};
 }
 
@@ -88,7 +79,7 @@ std::tuple<Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Optional g
                    grad_x.sizes() == x.sizes() && grad_x.scalar_type() == x.scalar_type() && grad_x.stride(1) == 1,
                "causal_conv_backward: grad_out and grad_x must have the shape and dtype of x, {}; got {}, {}",
                describe(x), describe(grad_out), describe(grad_x));
-  const Tensor rows = dense_channels(grad_out);
+  const Tensor rows = with_dense_rows(grad_out);
   const Tensor kept = grad_final_state ? grad_final_state->contiguous() : Tensor();
   const std::vector<std::int64_t> state_shape{params.forward.sequences, x.size(1), 3};
   params.grad_out = rows.const_data_ptr();
@@ -108,7 +99,7 @@ std::tuple<Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Optional g
   const Tensor grad_initial_state =
       initial_state ? at::empty(state_shape, x.options()) : at::zeros({}, x.options()).expand(state_shape);
   if (initial_state) params.grad_initial_state = grad_initial_state.mutable_data_ptr();
-  check_launch(launch_causal_conv_backward(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_causal_conv_backward(params, c10::cuda::getCurrentCUDAStream()));
   return {grad_weight, grad_initial_state};
 }
 

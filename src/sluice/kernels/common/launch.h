@@ -24,6 +24,11 @@ inline bool is_bfloat16(std::string_view op, std::string_view name, const Tensor
   return x.scalar_type() == kBFloat16;
 }
 
+// x itself where neighbours in its last dim are neighbours in memory, else a dense copy.
+inline Tensor with_dense_rows(const Tensor& x) {
+  return x.numel() == 0 || x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous();
+}
+
 inline void check_device(std::string_view op, std::string_view name, const Tensor& x, const Tensor& like) {
   SLUICE_CHECK(x.device() == like.device(), "{}: {} must be on {}, as the others; it is on {}", op, name,
                like.device().str(), x.device().str());

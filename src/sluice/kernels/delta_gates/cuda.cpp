@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gates on CUDA tensors: from tensors to params to launch.
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include <limits>
 #include <tuple>
 
-#include "sluice/core/error.h"
-#include "sluice/core/tensor.h"
+#include "sluice/kernels/common/launch.h"
 #include "sluice/kernels/delta_gates/params.h"
 
 namespace sluice {
 namespace {
 
-Tensor dense_heads(const Tensor& x) { return x.stride(1) == 1 || x.numel() == 0 ? x : x.contiguous(); }
+constexpr auto kOp = "delta_gates";
 
 // What the params point into. Held until the launch.
 struct Inputs {
@@ -26,7 +22,7 @@ Inputs make_inputs(const Tensor& a, const Tensor& b, const Tensor& A_log, const 
   SLUICE_CHECK(a.size(0) <= std::numeric_limits<std::int32_t>::max() && b.device() == a.device() &&
                    A_log.device() == a.device() && dt_bias.device() == a.device(),
                "delta_gates: b, A_log and dt_bias must be on the device of a, {}", a.device().str());
-  return {dense_heads(a), dense_heads(b), A_log.contiguous(), dt_bias.contiguous()};
+  return {with_dense_rows(a), with_dense_rows(b), A_log.contiguous(), dt_bias.contiguous()};
 }
 
 DeltaGatesParams make_params(const Inputs& in) {
@@ -43,10 +39,6 @@ DeltaGatesParams make_params(const Inputs& in) {
   return params;
 }
 
-void check_launch(cudaError_t error) {
-  SLUICE_CHECK(error == cudaSuccess, "delta_gates: launch failed: {}", cudaGetErrorString(error));
-}
-
 std::tuple<Tensor, Tensor> forward_cuda(const Tensor& a, const Tensor& b, const Tensor& A_log, const Tensor& dt_bias) {
   const c10::cuda::CUDAGuard device(a.device());
   const Inputs inputs = make_inputs(a, b, A_log, dt_bias);
@@ -55,7 +47,7 @@ std::tuple<Tensor, Tensor> forward_cuda(const Tensor& a, const Tensor& b, const 
   const Tensor g = at::empty(a.sizes(), options), beta = at::empty(a.sizes(), options);
   params.g = g.mutable_data_ptr<float>();
   params.beta = beta.mutable_data_ptr<float>();
-  check_launch(launch_delta_gates(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_delta_gates(params, c10::cuda::getCurrentCUDAStream()));
   return {g, beta};
 }
 
@@ -90,7 +82,7 @@ std::tuple<Tensor, Tensor> backward_into_cuda(const Tensor& grad_g, const Tensor
   const Tensor grad_A_log = at::empty(A_log.sizes(), options), grad_dt_bias = at::empty(dt_bias.sizes(), options);
   params.grad_A_log = grad_A_log.mutable_data_ptr<float>();
   params.grad_dt_bias = grad_dt_bias.mutable_data_ptr<float>();
-  check_launch(launch_delta_gates_backward(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_delta_gates_backward(params, c10::cuda::getCurrentCUDAStream()));
   return {grad_A_log, grad_dt_bias};
 }
 

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gated delta rule on CUDA tensors: from tensors to params to launch.
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <tuple>
 #include <vector>
 
-#include "sluice/core/error.h"
-#include "sluice/core/tensor.h"
+#include "sluice/kernels/common/launch.h"
 #include "sluice/kernels/gated_delta_rule/params.h"
 
 namespace sluice {
 namespace {
+
+constexpr auto kOp = "gated_delta_rule";
 
 using Optional = const std::optional<Tensor>&;
 
@@ -91,10 +89,6 @@ GatedDeltaParams make_params(const Inputs& x, double scale, bool qk_l2norm) {
   return params;
 }
 
-void check_launch(cudaError_t error) {
-  SLUICE_CHECK(error == cudaSuccess, "gated_delta_rule: launch failed: {}", cudaGetErrorString(error));
-}
-
 Tensor workspace(size_t bytes, const Tensor& like) {
   return at::empty({static_cast<std::int64_t>(bytes)}, like.options().dtype(at::kByte));
 }
@@ -116,7 +110,7 @@ std::tuple<Tensor, Tensor, Tensor> gated_delta_rule_cuda(const Tensor& q, const 
   params.checkpoints = checkpoints.mutable_data_ptr<float>();
   const Tensor scratch = workspace(gated_delta_rule_workspace_bytes(params), q);
   params.workspace = scratch.mutable_data_ptr();
-  check_launch(launch_gated_delta_rule_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_gated_delta_rule_sm90(params, c10::cuda::getCurrentCUDAStream()));
   return {out, final_state, checkpoints};
 }
 
@@ -166,7 +160,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Op
   if (initial_state) params.grad_initial_state = grad_initial_state.mutable_data_ptr<float>();
   const Tensor scratch = workspace(gated_delta_rule_backward_workspace_bytes(params.forward), q);
   params.forward.workspace = scratch.mutable_data_ptr();
-  check_launch(launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream()));
   return {grad_g, grad_beta, grad_initial_state};
 }
 

@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gated norm on CUDA tensors: from tensors to params to launch.
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include <limits>
 #include <tuple>
 
-#include "sluice/core/error.h"
-#include "sluice/core/tensor.h"
+#include "sluice/kernels/common/launch.h"
 #include "sluice/kernels/gated_rms_norm/params.h"
 
 namespace sluice {
 namespace {
+
+constexpr auto kOp = "gated_rms_norm";
 
 NormType norm_type(const Tensor& x) {
   SLUICE_CHECK(x.scalar_type() == kFloat || x.scalar_type() == kBFloat16,
                "gated_rms_norm: on a GPU x, gate and weight must be float32 or bfloat16; got {}", describe(x));
   return x.scalar_type() == kFloat ? NormType::kFp32 : NormType::kBf16;
 }
-
-// x itself where neighbours within a row are neighbours in memory.
-Tensor with_dense_rows(const Tensor& x) { return x.stride(2) == 1 || x.numel() == 0 ? x : x.contiguous(); }
 
 NormRows rows_of(const Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1)}; }
 MutableNormRows mutable_rows_of(const Tensor& x) { return {x.mutable_data_ptr(), x.stride(0), x.stride(1)}; }
@@ -44,10 +39,6 @@ GatedRmsNormParams make_params(const Tensor& x, const Tensor& gate, const Tensor
   return params;
 }
 
-void check_launch(cudaError_t error) {
-  SLUICE_CHECK(error == cudaSuccess, "gated_rms_norm: launch failed: {}", cudaGetErrorString(error));
-}
-
 Tensor forward_cuda(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps,
                     std::string_view activation) {
   const c10::cuda::CUDAGuard device(x.device());
@@ -55,7 +46,7 @@ Tensor forward_cuda(const Tensor& x, const Tensor& gate, const Tensor& weight, d
   const Tensor out = at::empty(x.sizes(), x.options());
   GatedRmsNormParams params = make_params(input, gates, gain, eps, activation);
   params.out = mutable_rows_of(out);
-  check_launch(launch_gated_rms_norm(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_gated_rms_norm(params, c10::cuda::getCurrentCUDAStream()));
   return out;
 }
 
@@ -81,7 +72,7 @@ Tensor backward_into_cuda(const Tensor& grad_out, const Tensor& x, const Tensor&
   params.grad_x = mutable_rows_of(grad_x);
   params.grad_gate = mutable_rows_of(grad_gate);
   params.grad_weight = grad_weight.mutable_data_ptr();
-  check_launch(launch_gated_rms_norm_backward(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_gated_rms_norm_backward(params, c10::cuda::getCurrentCUDAStream()));
   return grad_weight;
 }
 

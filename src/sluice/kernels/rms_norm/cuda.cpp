@@ -14,8 +14,7 @@ constexpr auto kOp = "rms_norm";
 // x [..., D] as [tokens, heads, D] with dense rows; copied where strides do not allow it.
 Tensor as_rows(const Tensor& x) {
   const auto width = x.size(-1);
-  const auto rows = x.dim() == 3 ? x : x.reshape({x.numel() / width, 1, width});
-  return rows.stride(2) == 1 || width == 1 ? rows : rows.contiguous();
+  return with_dense_rows(x.dim() == 3 ? x : x.reshape({x.numel() / width, 1, width}));
 }
 
 RmsNormRows rows_of(const Tensor& rows) { return {rows.const_data_ptr(), rows.stride(0), rows.stride(1)}; }

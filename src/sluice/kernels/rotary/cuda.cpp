@@ -11,7 +11,7 @@ Tensor forward_cuda(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const c10::cuda::CUDAGuard device(x.device());
   check_device(op, "cos", cos, x);
   check_device(op, "sin", sin, x);
-  const auto input = x.stride(2) == 1 || x.size(2) == 1 ? x : x.contiguous();
+  const auto input = with_dense_rows(x);
   const auto cosines = cos.contiguous(), sines = sin.contiguous();
   auto out = at::empty(x.sizes(), x.options());
   RotaryParams params{};

@@ -8,7 +8,6 @@ namespace {
 
 constexpr auto kOp = "swiglu";
 
-Tensor with_dense_rows(const Tensor& x) { return x.stride(1) == 1 || x.size(1) == 1 ? x : x.contiguous(); }
 SwiGluRows rows_of(const Tensor& x) { return {x.const_data_ptr(), x.stride(0)}; }
 
 SwiGluParams make_params(const Tensor& gate, const Tensor& up) {
