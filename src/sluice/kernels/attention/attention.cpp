@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/kernels/attention/attention.h"
 
-#include "sluice/core/error.h"
+#include "sluice/kernels/common/attention_inputs.h"
 #include "sluice/kernels/common/operator.h"
-#include "sluice/kernels/common/packing.h"
 #include "sluice/kernels/common/rows.h"
 
 namespace sluice {
@@ -16,34 +15,10 @@ using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&
                                                     const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                     Optional, std::int64_t, std::int64_t, double);
 
-void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                  const Tensor& cu_seqlens_k, Optional seqused_k) {
-  constexpr auto op = "attention";
-  check_float_type(op, "q", q);
-  SLUICE_CHECK(
-      q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && k.size(1) > 0 && q.size(1) % k.size(1) == 0 &&
-          k.size(2) == q.size(2) && v.size(0) == k.size(0) && v.size(1) == k.size(1) && q.size(2) > 0,
-      "{}: q must be [Tq, Hq, d], k [Tk, Hkv, d] and v [Tk, Hkv, dv] with Hq a multiple of Hkv; got q {}, k {}, "
-      "v {}",
-      op, describe(q), describe(k), describe(v));
-  SLUICE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
-               "{}: q, k and v must have one dtype; got q {}, k {}, v {}", op, describe(q), describe(k), describe(v));
-  check_cu_seqlens(op, cu_seqlens_q);
-  check_cu_seqlens(op, cu_seqlens_k);
-  SLUICE_CHECK(cu_seqlens_k.size(0) == cu_seqlens_q.size(0),
-               "{}: cu_seqlens_q and cu_seqlens_k must name the same sequences; got {} and {} of them", op,
-               cu_seqlens_q.size(0) - 1, cu_seqlens_k.size(0) - 1);
-  if (seqused_k) {
-    SLUICE_CHECK(
-        seqused_k->dim() == 1 && seqused_k->size(0) == cu_seqlens_q.size(0) - 1 && seqused_k->scalar_type() == kInt,
-        "{}: seqused_k must be int32 [N={}]; got {}", op, cu_seqlens_q.size(0) - 1, describe(*seqused_k));
-  }
-}
-
 std::tuple<Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
                                         const Tensor& cu_seqlens_k, Optional seqused_k, std::int64_t, std::int64_t,
                                         double) {
-  check_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k);
+  check_attention_inputs("attention", q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k);
   return {at::empty_symint({q.sym_size(0), q.sym_size(1), v.sym_size(2)}, q.options()),
           at::empty_symint({q.sym_size(0), q.sym_size(1)}, q.options().dtype(wide_type(q.scalar_type())))};
 }
@@ -88,7 +63,7 @@ class Function : public torch::autograd::Function<Function> {
 std::tuple<Tensor, Tensor> forward_autograd(const Tensor& q, const Tensor& k, const Tensor& v,
                                             const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, Optional seqused_k,
                                             std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, double scale) {
-  check_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k);
+  check_attention_inputs("attention", q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k);
   auto outputs = Function::apply(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k, scale);
   return {outputs[0], outputs[1]};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "sluice/kernels/common/keyed_sequences.h"
+#include "sluice/kernels/common/attention_inputs.h"
 
 namespace sluice {
 

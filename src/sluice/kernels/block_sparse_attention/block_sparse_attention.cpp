@@ -2,8 +2,8 @@
 #include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
 
 #include "sluice/core/error.h"
+#include "sluice/kernels/common/attention_inputs.h"
 #include "sluice/kernels/common/operator.h"
-#include "sluice/kernels/common/packing.h"
 #include "sluice/kernels/common/rows.h"
 
 namespace sluice {
@@ -19,28 +19,10 @@ using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&
 void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks, std::int64_t block_size,
                   const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, Optional seqused_k) {
   constexpr auto op = "block_sparse_attention";
-  check_float_type(op, "q", q);
-  SLUICE_CHECK(
-      q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && k.size(1) > 0 && q.size(1) % k.size(1) == 0 &&
-          k.size(2) == q.size(2) && v.size(0) == k.size(0) && v.size(1) == k.size(1) && q.size(2) > 0,
-      "{}: q must be [Tq, Hq, d], k [Tk, Hkv, d] and v [Tk, Hkv, dv] with Hq a multiple of Hkv; got q {}, k {}, "
-      "v {}",
-      op, describe(q), describe(k), describe(v));
-  SLUICE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
-               "{}: q, k and v must have one dtype; got q {}, k {}, v {}", op, describe(q), describe(k), describe(v));
+  check_attention_inputs(op, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k);
   SLUICE_CHECK(blocks.dim() == 2 && blocks.size(0) == q.size(0) && blocks.scalar_type() == kInt,
                "{}: blocks must be int32 [Tq={}, K]; got {}", op, q.size(0), describe(blocks));
   SLUICE_CHECK(block_size >= 1, "{}: block_size must be at least 1; got {}", op, block_size);
-  check_cu_seqlens(op, cu_seqlens_q);
-  check_cu_seqlens(op, cu_seqlens_k);
-  SLUICE_CHECK(cu_seqlens_k.size(0) == cu_seqlens_q.size(0),
-               "{}: cu_seqlens_q and cu_seqlens_k must name the same sequences; got {} and {} of them", op,
-               cu_seqlens_q.size(0) - 1, cu_seqlens_k.size(0) - 1);
-  if (seqused_k) {
-    SLUICE_CHECK(
-        seqused_k->dim() == 1 && seqused_k->size(0) == cu_seqlens_q.size(0) - 1 && seqused_k->scalar_type() == kInt,
-        "{}: seqused_k must be int32 [N={}]; got {}", op, cu_seqlens_q.size(0) - 1, describe(*seqused_k));
-  }
 }
 
 std::tuple<Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks,

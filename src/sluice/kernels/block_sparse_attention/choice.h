@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sluice/core/tensor.h"
-#include "sluice/kernels/common/keyed_sequences.h"
+#include "sluice/kernels/common/attention_inputs.h"
 
 namespace sluice {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the queries and keys of each sequence lie, for the operators of attention.
+// What the operators of attention take: queries, keys and values, and where those of each sequence lie.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,13 @@ struct KeyedSequence {
   std::int64_t visible(std::int64_t query) const { return std::max<std::int64_t>(0, k_count - q_count + query + 1); }
 };
 
-// The sequences of a pack in CPU memory, checked against the numbers of rows of q and k. `op` names the operator in
-// errors.
+// Shapes and types of what every operator of attention takes, on any device; no values are read. `op` names the
+// operator in errors.
+void check_attention_inputs(std::string_view op, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                            const std::optional<Tensor>& seqused_k);
+
+// The sequences of a pack in CPU memory, checked against the numbers of rows of q and k.
 std::vector<KeyedSequence> keyed_sequences(std::string_view op, const Tensor& q, const Tensor& k,
                                            const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                            const std::optional<Tensor>& seqused_k);
