@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from conftest import run
-from runs import curve, make_model, metrics, same_bits, sft, token_records, write_jsonl
+from parity import FAMILIES, save_as_in_memory
+from runs import VOCAB, add_tokenizer, curve, make_model, metrics, same_bits, sft, token_records, write_jsonl
 
 BATCHES = ["--data.seq_len", 64, "--train.tokens_per_step", 128, "--seed", 5, "--optim.lr", 1e-2]
 LORA = ["--lora.rank", 2, "--lora.alpha", 3]
@@ -125,6 +126,40 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(model, data, tmp_path
     assert curve(tmp_path / "again")[2:] == curve(tmp_path / "cut")[2:]
     name = "adapter_model.safetensors"
     assert same_bits(load_file(tmp_path / "again" / "export" / name), load_file(tmp_path / "cut" / "export" / name))
+
+
+FUSED = ["in_proj_qkv", "in_proj_qkvz", "in_proj_ba", "in_proj_b", "out_proj"]   # as far as a family has them
+# PEFT takes a module "up_proj" for the routed experts', so that those of the shared expert are reached as parameters.
+PARAMETERS = ["experts.gate_up_proj", "experts.down_proj", "shared_expert.up_proj.weight", "shared_expert.down_proj.weight"]
+
+
+def sparse_model(family, folder):
+    model = FAMILIES[family].model(vocab_size=VOCAB, eos_token_id=2)
+    save_as_in_memory(model, folder)
+    add_tokenizer(folder)
+    return model
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+def test_adapters_of_fused_weights_go_both_ways(data, tmp_path, family):
+    """Case T4: interleaved projections, routed experts, the shared expert."""
+    names = {name.removesuffix(".weight") for name in sparse_model(family, tmp_path / "model").state_dict()}
+    targets = [target for target in FUSED if any(name.endswith("." + target) for name in names)]
+    theirs = random_adapter(tmp_path / "model", tmp_path / "theirs", target_modules=targets, target_parameters=PARAMETERS)
+    assert close(score(tmp_path / "model", tmp_path, "--adapter", tmp_path / "theirs"), reference_score(theirs))
+
+    ours = ["in_proj_qkv", "in_proj_z", "in_proj_b", "out_proj", "shared_expert.up_proj",
+            "experts.gate_up_proj", "experts.down_proj"]
+    sft(tmp_path / "model", data, tmp_path / "run", *BATCHES, *LORA, "--lora.targets", json.dumps(ours), "--train.steps", 4)
+    adapter = tmp_path / "run" / "export"
+    adapted = PeftModel.from_pretrained(base_of(tmp_path / "model"), adapter).eval()
+    loaded = {name.replace(".default", "") for name, _ in adapted.named_parameters() if "lora_" in name}
+    assert loaded == set(load_file(adapter / "adapter_model.safetensors"))
+    live = score(tmp_path / "model", tmp_path, "--adapter", adapter)
+    assert not close(live, score(tmp_path / "model", tmp_path))
+    assert close(live, reference_score(adapted))
+    run("merge-lora", "--model", tmp_path / "model", "--adapter", adapter, "--out", tmp_path / "merged")
+    assert close(live, score(tmp_path / "merged", tmp_path))
 
 
 def refused(*arguments):

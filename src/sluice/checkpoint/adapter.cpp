@@ -34,27 +34,34 @@ struct PeftAdapter {
   }
 };
 
-// What an adapter can be for, as PEFT's configuration names it.
+// What an adapter can be for, as PEFT's configuration names it: among its target_modules or its target_parameters.
 struct PeftTarget {
-  std::string name;
-  bool experts;  // a parameter of its module, not a module
-  bool adapted;
+  std::string name, short_name;  // the end of the name that all of the kind share
+  bool is_parameter, adapted;
 };
 
-bool is_experts(const Parameter& parameter) { return parameter.shape.size() == 3; }
-
 std::string_view parent(std::string_view name) { return name.substr(0, name.rfind('.')); }
-std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
+// The last `parts` parts of a dotted name.
+std::string name_end(std::string_view name, int parts) {
+  auto dot = name.size();
+  for (int i = 0; i < parts && dot != std::string_view::npos && dot > 0; ++i) dot = name.rfind('.', dot - 1);
+  return std::string(dot == std::string_view::npos ? name : name.substr(dot + 1));
+}
+
+// PEFT takes modules of these names in a model with routed experts for those of the experts (peft 0.21,
+// transformers_weight_conversion.py). Others of the name can be reached as parameters.
+bool means_experts(std::string_view module) {
+  const auto name = name_end(module, 1);
+  return name == "gate_proj" || name == "up_proj" || name == "down_proj";
+}
 
 // For each parameter of an interleaved tensor: where on disk its rows lie, in their order.
 std::map<std::string, std::vector<std::int64_t>> rows_of(const WeightRules::Interleaved& rule) {
   std::map<std::string, std::map<std::int64_t, std::int64_t>> places;  // row of the parameter to row on disk
   std::int64_t row = 0;
-  for (std::int64_t group = 0; group < rule.groups; ++group) {
-    for (const auto& part : rule.parts) {
-      for (std::int64_t i = 0; i < part.rows; ++i)
-        places[part.parameter][part.first_row + group * part.rows + i] = row++;
-    }
+  for (const auto& stretch : rule.stretches()) {
+    for (std::int64_t i = 0; i < stretch.rows; ++i) places[stretch.parameter][stretch.first_row + i] = row++;
   }
   std::map<std::string, std::vector<std::int64_t>> rows;
   for (const auto& [parameter, of] : places) {
@@ -77,14 +84,14 @@ class Layout {
     std::vector<PeftAdapter> adapters;
     for (const auto* parameter : adaptable_) {
       if (!parameter->adapter) continue;
-      const auto* rule = interleaved_rule(parameter->name);
-      if (rule == nullptr) {
+      const auto interleaving = interleaving_of(parameter->name, rules_);
+      if (interleaving.rule == nullptr) {
         adapters.push_back(is_experts(*parameter) ? of_experts(*parameter) : plain(*parameter));
         continue;
       }
-      auto module = joined_module(parameter->name, *rule);
+      const auto module = joined_module(interleaving);
       const auto same = [&](const PeftAdapter& adapter) { return adapter.module == module; };
-      if (std::ranges::none_of(adapters, same)) adapters.push_back(join(std::move(module), *rule));
+      if (std::ranges::none_of(adapters, same)) adapters.push_back(join(interleaving));
     }
     return adapters;
   }
@@ -101,9 +108,9 @@ class Layout {
     for (const auto& rule : rules_.interleaved) {
       const auto tensor = adapter.module + std::string(kWeight);
       if (!tensor.ends_with(rule.tensor)) continue;
-      const auto stem = tensor.substr(0, tensor.size() - rule.tensor.size());
+      const auto beginning = tensor.substr(0, tensor.size() - rule.tensor.size());
       for (const auto& [part, rows] : rows_of(rule)) {
-        set(part_of(stem, part), adapter.A, adapter.B.index_select(0, at::tensor(rows, at::kLong)));
+        set(part_of(beginning, part), adapter.A, adapter.B.index_select(0, at::tensor(rows, at::kLong)));
       }
       return true;
     }
@@ -118,40 +125,36 @@ class Layout {
   }
 
   std::vector<PeftTarget> targets() const {
+    const bool routed = std::ranges::any_of(adaptable_, [](const auto* parameter) { return is_experts(*parameter); });
     std::vector<PeftTarget> targets;
     for (const auto* parameter : adaptable_) {
-      const auto* rule = interleaved_rule(parameter->name);
-      auto name = rule ? joined_module(parameter->name, *rule) : module_name(*parameter);
+      const auto interleaving = interleaving_of(parameter->name, rules_);
+      auto name = interleaving.rule ? joined_module(interleaving) : module_name(*parameter);
       const auto same = [&](const PeftTarget& target) { return target.name == name; };
       const auto known = std::ranges::find_if(targets, same);
       if (known != targets.end()) known->adapted = known->adapted || parameter->adapter;
-      else targets.push_back({std::move(name), is_experts(*parameter), parameter->adapter != nullptr});
+      else targets.push_back(target_of(*parameter, std::move(name), routed));
     }
     return targets;
   }
 
  private:
-  const WeightRules::Interleaved* interleaved_rule(const std::string& name) const {
-    for (const auto& rule : rules_.interleaved) {
-      const auto ends = [&](const WeightRules::Interleaved::Part& part) { return name.ends_with(part.parameter); };
-      if (std::ranges::any_of(rule.parts, ends)) return &rule;
-    }
-    return nullptr;
+  static PeftTarget target_of(const Parameter& parameter, std::string name, bool routed) {
+    const bool adapted = parameter.adapter != nullptr;
+    if (is_experts(parameter)) return {name, name_end(name, 2), /*is_parameter=*/true, adapted};
+    if (!routed || !means_experts(name)) return {name, name_end(name, 1), /*is_parameter=*/false, adapted};
+    name += kWeight;
+    return {name, name_end(name, 3), /*is_parameter=*/true, adapted};
   }
 
-  // The module on disk of the tensor that holds the parameter `name` with others.
-  static std::string joined_module(std::string name, const WeightRules::Interleaved& rule) {
-    for (const auto& part : rule.parts) {
-      if (!name.ends_with(part.parameter)) continue;
-      name.resize(name.size() - part.parameter.size());
-      break;
-    }
-    name += rule.tensor;
-    return name.substr(0, name.size() - kWeight.size());
+  // The module on disk of the tensor that holds a parameter with others.
+  static std::string joined_module(const Interleaving& interleaving) {
+    const auto tensor = interleaving.beginning + interleaving.rule->tensor;
+    return tensor.substr(0, tensor.size() - kWeight.size());
   }
 
-  Parameter& part_of(const std::string& stem, const std::string& part) const {
-    const auto name = stem + part;
+  Parameter& part_of(const std::string& beginning, const std::string& part) const {
+    const auto name = beginning + part;
     return *by_module_.at(name.substr(0, name.size() - kWeight.size()));
   }
 
@@ -176,15 +179,13 @@ class Layout {
   }
 
   // The adapters of all parts as one: A one below the other, and columns of B for each.
-  PeftAdapter join(std::string module, const WeightRules::Interleaved& rule) const {
-    const auto tensor = module + std::string(kWeight);
-    const auto stem = tensor.substr(0, tensor.size() - rule.tensor.size());
+  PeftAdapter join(const Interleaving& interleaving) const {
     std::int64_t disk_rows = 0, rank = 0;
     double scale = 0;  // of all of them: they were made together
     std::vector<Tensor> all_a, all_b;
-    for (const auto& part : rule.parts) disk_rows += rule.groups * part.rows;
-    for (const auto& [part, rows] : rows_of(rule)) {
-      const auto& parameter = part_of(stem, part);
+    for (const auto& stretch : interleaving.rule->stretches()) disk_rows += stretch.rows;
+    for (const auto& [part, rows] : rows_of(*interleaving.rule)) {
+      const auto& parameter = part_of(interleaving.beginning, part);
       if (!parameter.adapter) continue;
       const auto &A = parameter.adapter->A.value, &B = parameter.adapter->B.value;
       all_a.push_back(A);
@@ -192,7 +193,7 @@ class Layout {
       rank += A.size(0);
       scale = parameter.adapter->scale;
     }
-    return {std::move(module), at::cat(all_a, 0), at::cat(all_b, 1), scale * static_cast<double>(rank)};
+    return {joined_module(interleaving), at::cat(all_a, 0), at::cat(all_b, 1), scale * static_cast<double>(rank)};
   }
 
   // The tensor that a wrapper around a module of experts adapts: the outermost the last declared, and so on inwards.
@@ -216,36 +217,26 @@ class Layout {
   std::map<std::string, Parameter*> by_module_;  // without experts, whose tensors are no modules
 };
 
-// The names of what is adapted: the last part of a name where everything with that part is, else the whole.
-std::vector<std::string> adapted_names(const std::vector<PeftTarget>& targets, bool experts) {
+// The names of what is adapted: the short one where everything of that name is.
+std::vector<std::string> adapted_names(const std::vector<PeftTarget>& targets, bool parameters) {
   std::vector<std::string> names;
   for (const auto& target : targets) {
-    if (!target.adapted || target.experts != experts) continue;
-    const auto part = last_part(target.name);
+    if (!target.adapted || target.is_parameter != parameters) continue;
     const bool all = std::ranges::all_of(targets, [&](const PeftTarget& other) {
-      return other.experts != experts || last_part(other.name) != part || other.adapted;
+      return other.is_parameter != parameters || other.short_name != target.short_name || other.adapted;
     });
-    auto name = !all ? target.name : experts ? "experts." + std::string(part) : std::string(part);
-    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+    const auto& name = all ? target.short_name : target.name;
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   }
   return names;
 }
 
-// Memory's name of a module as `base` has it on disk.
-std::string disk_name(const std::string& module, const ModelFolder& base, const WeightRules& rules) {
-  for (const auto& prefix : rules.prefixes) {
-    const bool on_disk = std::ranges::any_of(
-        base.tensors(), [&](const auto& tensor) { return tensor.info().name.starts_with(prefix.disk); });
-    if (on_disk && module.starts_with(prefix.memory)) return prefix.disk + module.substr(prefix.memory.size());
+// The prefix of the names that a folder has; null: none.
+const WeightRules::Prefix* folder_prefix(const ModelFolder& folder, const WeightRules& rules) {
+  for (const auto& tensor : folder.tensors()) {
+    if (const auto* prefix = prefix_of(tensor.info().name, rules)) return prefix;
   }
-  return module;
-}
-
-std::string memory_name(const std::string& module, const WeightRules& rules) {
-  for (const auto& prefix : rules.prefixes) {
-    if (module.starts_with(prefix.disk)) return prefix.memory + module.substr(prefix.disk.size());
-  }
-  return module;
+  return nullptr;
 }
 
 // What of PEFT's configuration we follow; the rest must be at its default.
@@ -306,10 +297,11 @@ void export_adapter(const fs::path& out, const std::vector<Parameter*>& paramete
                     const ModelFolder& base, const WeightRules& rules) {
   const at::NoGradGuard no_grad;
   const Layout layout(parameters, rules);
+  const auto* prefix = folder_prefix(base, rules);
   json rank_pattern = json::object(), alpha_pattern = json::object();
   std::vector<std::pair<TensorInfo, Tensor>> tensors;
   for (const auto& adapter : layout.to_peft()) {
-    const auto module = disk_name(adapter.module, base, rules);
+    const auto module = disk_name(adapter.module, prefix);
     const auto add = [&](std::string_view suffix, const Tensor& value) {
       const auto dense = value.to(at::kCPU).contiguous();
       tensors.emplace_back(tensor_info(std::string(kModel) + module + std::string(suffix), dense), dense);
@@ -322,16 +314,16 @@ void export_adapter(const fs::path& out, const std::vector<Parameter*>& paramete
     }
   }
   auto targets = layout.targets();
-  for (auto& target : targets) target.name = disk_name(target.name, base, rules);
-  const auto experts = adapted_names(targets, /*experts=*/true);
+  for (auto& target : targets) target.name = disk_name(target.name, prefix);
+  const auto target_parameters = adapted_names(targets, /*parameters=*/true);
   const json config = {{"peft_type", "LORA"},
                        {"task_type", "CAUSAL_LM"},
                        {"base_model_name_or_path", base.path().string()},
                        {"r", settings.rank},
                        {"lora_alpha", settings.alpha},
                        {"lora_dropout", settings.dropout},
-                       {"target_modules", adapted_names(targets, /*experts=*/false)},
-                       {"target_parameters", experts.empty() ? json() : json(experts)},
+                       {"target_modules", adapted_names(targets, /*parameters=*/false)},
+                       {"target_parameters", target_parameters.empty() ? json() : json(target_parameters)},
                        {"rank_pattern", rank_pattern},
                        {"alpha_pattern", alpha_pattern},
                        {"bias", "none"},

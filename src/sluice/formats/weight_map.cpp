@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <numeric>
 #include <unordered_map>
 
 #include "sluice/core/edit_distance.h"
@@ -13,6 +14,44 @@
 #include "sluice/formats/model_folder.h"
 
 namespace sluice {
+
+std::vector<WeightRules::Interleaved::Part> WeightRules::Interleaved::stretches() const {
+  std::vector<Part> stretches;
+  for (std::int64_t group = 0; group < groups; ++group) {
+    for (const auto& part : parts) {
+      stretches.push_back({part.parameter, part.first_row + group * part.rows, part.rows});
+    }
+  }
+  return stretches;
+}
+
+const WeightRules::Prefix* prefix_of(std::string_view disk, const WeightRules& rules) {
+  const auto found =
+      std::ranges::find_if(rules.prefixes, [&](const auto& prefix) { return disk.starts_with(prefix.disk); });
+  return found == rules.prefixes.end() ? nullptr : &*found;
+}
+
+std::string memory_name(const std::string& disk, const WeightRules& rules) {
+  const auto* prefix = prefix_of(disk, rules);
+  return prefix == nullptr ? disk : prefix->memory + disk.substr(prefix->disk.size());
+}
+
+std::string disk_name(const std::string& memory, const WeightRules::Prefix* prefix) {
+  if (prefix == nullptr || !memory.starts_with(prefix->memory)) return memory;
+  return prefix->disk + memory.substr(prefix->memory.size());
+}
+
+Interleaving interleaving_of(const std::string& parameter, const WeightRules& rules) {
+  for (const auto& rule : rules.interleaved) {
+    for (const auto& part : rule.parts) {
+      if (!parameter.ends_with(part.parameter)) continue;
+      return {&rule, parameter.substr(0, parameter.size() - part.parameter.size()),
+              part.parameter == rule.parts[0].parameter};
+    }
+  }
+  return {};
+}
+
 namespace {
 
 constexpr std::string_view kNumber = "{}";
@@ -55,23 +94,6 @@ std::int64_t product(std::span<const std::int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-// A parameter whose rows lie in an interleaved tensor.
-struct Interleaving {
-  const WeightRules::Interleaved* rule = nullptr;  // null: the parameter lies by itself
-  std::string beginning;                           // of the names, before the rule's
-  bool first = false;                              // the tensor is accounted for at the first of its parameters
-};
-
-Interleaving interleaving_of(const std::string& name, const WeightRules& rules) {
-  for (const auto& rule : rules.interleaved) {
-    for (const auto& part : rule.parts) {
-      if (!name.ends_with(part.parameter)) continue;
-      return {&rule, name.substr(0, name.size() - part.parameter.size()), part.parameter == rule.parts[0].parameter};
-    }
-  }
-  return {};
-}
-
 using Index = std::unordered_map<std::string, std::size_t>;  // of the wanted tensors by name
 
 Index index_of(std::span<const WantedTensor> wanted) {
@@ -88,12 +110,10 @@ MappedTensor interleaved_tensor(const Interleaving& interleaving, std::size_t pa
       .disk = {.name = interleaving.beginning + rule.tensor, .dtype = {}, .shape = wanted[parameter].shape}};
   const auto columns = product(std::span(wanted[parameter].shape).subspan(1));
   std::int64_t rows = 0;
-  for (std::int64_t group = 0; group < rule.groups; ++group) {
-    for (const auto& part : rule.parts) {
-      const auto first = part.first_row + group * part.rows;
-      tensor.runs.push_back({index.at(interleaving.beginning + part.parameter), first * columns, part.rows * columns});
-      rows += part.rows;
-    }
+  for (const auto& stretch : rule.stretches()) {
+    tensor.runs.push_back(
+        {index.at(interleaving.beginning + stretch.parameter), stretch.first_row * columns, stretch.rows * columns});
+    rows += stretch.rows;
   }
   tensor.disk.shape[0] = rows;
   return tensor;
@@ -150,7 +170,8 @@ class Mapper {
   MappedTensor place(const TensorInfo& tensor) {
     MappedTensor mapped{.disk = tensor};
     const auto here = mapped_.size();
-    const auto name = memory_name(tensor.name);
+    const auto name = memory_name(tensor.name, rules_);
+    if (const auto* prefix = prefix_of(tensor.name, rules_)) seen_prefix_ = prefix;
     if (const auto found = interleaved_.find(name); found != interleaved_.end()) {
       filled_[found->second].whole.push_back(here);
       return mapped;
@@ -180,28 +201,13 @@ class Mapper {
     return mapped;
   }
 
-  std::string memory_name(const std::string& disk) {
-    for (const auto& prefix : rules_.prefixes) {
-      if (!disk.starts_with(prefix.disk)) continue;
-      seen_prefix_ = &prefix;
-      return prefix.memory + disk.substr(prefix.disk.size());
-    }
-    return disk;
-  }
-
-  // The name under which this folder would hold a parameter.
-  std::string disk_name(const std::string& memory) const {
-    if (seen_prefix_ == nullptr || !memory.starts_with(seen_prefix_->memory)) return memory;
-    return seen_prefix_->disk + memory.substr(seen_prefix_->memory.size());
-  }
-
   void check(std::size_t parameter) {
     const auto& filled = filled_[parameter];
     const auto& wanted = wanted_[parameter];
     const auto& [rule, beginning, first] = filled.interleaving;
     if (rule != nullptr && !first) return;
     if (filled.whole.empty() && filled.pieces.empty()) {
-      missing_.add(disk_name(rule == nullptr ? wanted.name : beginning + rule->tensor));
+      missing_.add(disk_name(rule == nullptr ? wanted.name : beginning + rule->tensor, seen_prefix_));
     } else if (filled.whole.size() > 1) {
       add_twice(filled.whole[0], filled.whole[1]);
     } else if (!filled.whole.empty() && !filled.pieces.empty()) {
@@ -232,7 +238,7 @@ class Mapper {
     if (rule.stacked) shape.erase(shape.begin());
     const auto divisor = rule.stacked ? parts : numbers * parts;
     if (shape.empty() || shape[0] % divisor != 0) {
-      misshapen_.add(fmt::format("{}: {} cannot be cut into {} equal pieces", disk_name(wanted.name),
+      misshapen_.add(fmt::format("{}: {} cannot be cut into {} equal pieces", disk_name(wanted.name, seen_prefix_),
                                  shape_text(wanted.shape), numbers * parts));
       return;
     }
@@ -242,7 +248,7 @@ class Mapper {
       for (std::size_t part = 0; part < rule.pieces.size(); ++part) {
         const auto found = filled.pieces.find({number, part});
         if (found == filled.pieces.end()) {
-          missing_.add(disk_name(piece_name(wanted.name, rule, number, part)));
+          missing_.add(disk_name(piece_name(wanted.name, rule, number, part), seen_prefix_));
           continue;
         }
         if (found->second.size() > 1) add_twice(found->second[0], found->second[1]);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sluice/formats/safetensors.h"
@@ -50,12 +51,27 @@ struct WeightRules {
     std::string tensor;
     std::int64_t groups;
     std::vector<Part> parts;
+    std::vector<Part> stretches() const;  // the tensor from its first row to its last, one part of a group each
   };
   std::vector<Prefix> prefixes = {};
   std::vector<Aside> aside = {};
   std::vector<Pieces> pieces = {};
   std::vector<Interleaved> interleaved = {};
 };
+
+// The prefix that a name on disk begins with; null if it has none of them.
+const WeightRules::Prefix* prefix_of(std::string_view disk, const WeightRules& rules);
+std::string memory_name(const std::string& disk, const WeightRules& rules);
+// A name in memory on a disk that uses `prefix`, which may be null.
+std::string disk_name(const std::string& memory, const WeightRules::Prefix* prefix);
+
+// Where a parameter's rows lie, if not in a tensor of its own.
+struct Interleaving {
+  const WeightRules::Interleaved* rule = nullptr;  // null: the parameter lies by itself
+  std::string beginning;                           // of the names, before the rule's
+  bool first = false;                              // the tensor is accounted for at the first of its parameters
+};
+Interleaving interleaving_of(const std::string& parameter, const WeightRules& rules);
 
 struct WantedTensor {
   std::string name;  // in memory

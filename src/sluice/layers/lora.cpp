@@ -17,8 +17,6 @@ namespace {
 constexpr std::string_view kAllLinear = "all-linear";
 constexpr std::string_view kWeight = ".weight";
 
-bool is_experts(const Parameter& parameter) { return parameter.shape.size() == 3; }
-
 bool names(const std::string& target, const Parameter& parameter) {
   if (target == kAllLinear) return !is_experts(parameter);
   const auto module = module_name(parameter);
@@ -134,6 +132,8 @@ std::vector<Parameter*> trained_parameters(const std::vector<Parameter*>& parame
   trained.insert(trained.end(), adapters.begin(), adapters.end());
   return trained;
 }
+
+bool is_experts(const Parameter& parameter) { return parameter.shape.size() == 3; }
 
 std::string module_name(const Parameter& parameter) {
   return parameter.name.ends_with(kWeight) ? parameter.name.substr(0, parameter.name.size() - kWeight.size())

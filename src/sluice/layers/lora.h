@@ -62,6 +62,9 @@ std::vector<Parameter*> lora_parameters(const std::vector<Parameter*>& parameter
 // What training changes: the parameters that are not frozen, then the adapters'.
 std::vector<Parameter*> trained_parameters(const std::vector<Parameter*>& parameters);
 
+// True of an adaptable parameter [E, out, in]: a tensor of routed experts, which is no module by itself.
+bool is_experts(const Parameter& parameter);
+
 // An adaptable parameter as targets name it: "model.layers.0.mlp.up_proj", "model.layers.0.mlp.experts.down_proj".
 std::string module_name(const Parameter& parameter);
 
