@@ -32,21 +32,6 @@ def sluice():
     return run
 
 
-def qwen3_5_config(**changes):
-    """A small Qwen3.5 dense text configuration of transformers."""
-    from transformers import Qwen3_5TextConfig
-
-    settings = dict(
-        vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
-        linear_value_head_dim=16, linear_conv_kernel_dim=4, tie_word_embeddings=False, max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
-                         "mrope_interleaved": True, "mrope_section": [2, 1, 1]},
-    )
-    settings.update(changes)
-    return Qwen3_5TextConfig(**settings)
-
-
 def random_model(model_class, config, seed=0):
     """A float32 model whose every parameter is away from its initial value, so that no gradient is hidden."""
     torch.manual_seed(seed)

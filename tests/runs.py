@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3_5ForCausalLM
 
-from conftest import ROOT, qwen3_5_config, random_model, run
+from conftest import ROOT, random_model, run
+from parity import FAMILIES
 
 VOCAB = 1024   # of the bundled tokenizer
 
@@ -22,7 +23,7 @@ def tiny_config(**changes):
     """Two layers, one of each kind."""
     settings = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                     layer_types=["linear_attention", "full_attention"], tie_word_embeddings=True, eos_token_id=2)
-    return qwen3_5_config(**settings | changes)
+    return FAMILIES["qwen3_5"].config(**settings | changes)
 
 
 def make_model(folder, seed=0, **changes):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
-from conftest import ROOT, qwen3_5_config, random_model, run
+from conftest import ROOT, random_model, run
+from parity import FAMILIES
 
 PROMPTS = ["Once upon a time", "The river, which", "a"]
 
@@ -16,7 +17,7 @@ PROMPTS = ["Once upon a time", "The river, which", "a"]
 def folder(tmp_path_factory):
     """A model folder and the transformers model in it."""
     path = tmp_path_factory.mktemp("model")
-    model = random_model(Qwen3_5ForCausalLM, qwen3_5_config(vocab_size=1024, eos_token_id=1000))
+    model = random_model(Qwen3_5ForCausalLM, FAMILIES["qwen3_5"].config(vocab_size=1024, eos_token_id=1000))
     model.save_pretrained(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "examples" / "tiny" / "tokenizer" / name, path)

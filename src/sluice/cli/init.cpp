@@ -38,9 +38,7 @@ ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
   const nlohmann::json plain = config;
   const auto model = build_model(plain, where, {.mtp = options.mtp});
   const auto parameters = model.parameters();
-  std::int64_t count = 0;
-  for (const auto* parameter : parameters) count += parameter->size();
-  log_info("init: {} parameters in {} tensors, seed {}", count, parameters.size(), options.seed);
+  log_info("init: {} parameters in {} tensors, seed {}", count_elements(parameters), parameters.size(), options.seed);
   if (invocation.dry_run) return ExitCode::kDone;
   const auto dtype = dtype_of(plain, where);
   initialize(parameters, dtype, static_cast<std::uint64_t>(options.seed));

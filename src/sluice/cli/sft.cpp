@@ -64,12 +64,6 @@ void check_ids(const std::vector<Sample>& samples, std::int64_t vocab_size) {
   }
 }
 
-std::int64_t count_elements(const std::vector<Parameter*>& parameters) {
-  std::int64_t count = 0;
-  for (const auto* parameter : parameters) count += parameter->size();
-  return count;
-}
-
 // Gives the model its adapters.
 TrainedAdapters adapt(const LoraOptions& lora, LoadedModel& loaded, std::uint64_t seed) {
   const auto parameters = loaded.model.parameters();

@@ -12,6 +12,12 @@ std::int64_t Parameter::size() const {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
+std::int64_t count_elements(const std::vector<Parameter*>& parameters) {
+  std::int64_t count = 0;
+  for (const auto* parameter : parameters) count += parameter->size();
+  return count;
+}
+
 Parameter& Module::declare(Parameter parameter) {
   own_.push_back(std::make_unique<Parameter>(std::move(parameter)));
   auto* declared = own_.back().get();

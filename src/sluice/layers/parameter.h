@@ -46,6 +46,8 @@ struct Parameter {
   std::int64_t size() const;  // number of elements
 };
 
+std::int64_t count_elements(const std::vector<Parameter*>& parameters);
+
 // Part of a model: owns parameters and names its children. Building one allocates nothing.
 class Module {
  public:

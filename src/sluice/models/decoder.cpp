@@ -97,7 +97,8 @@ Decoder::Decoder(DecoderParts parts)
 
 Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load) const {
   const ForwardContext context{.pack = pack, .tokens = tokens, .rotary = rotary(pack), .router_load = router_load};
-  auto h = embed(tokens).repeat({1, streams_});  // [T, R]
+  auto h = embed(tokens);
+  if (streams_ > 1) h = h.repeat({1, streams_});  // [T, R]
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (recompute_ == Recompute::kBlocks && at::GradMode::is_enabled()) {
       h = recomputed_block(*blocks_[i], h, context);

@@ -48,7 +48,6 @@ class AdamW {
   // What a training checkpoint holds: "master", "exp_avg" and "exp_avg_sq", each by parameter name. The tensors share
   // memory with the optimizer.
   std::map<std::string, NamedTensors> state() const;
-  std::int64_t steps_done() const { return steps_; }
 
   // Takes back what state() gave `steps_done` steps into a run. Data error if the names or shapes are not ours.
   void restore(const std::map<std::string, NamedTensors>& state, std::int64_t steps_done);

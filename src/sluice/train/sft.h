@@ -45,7 +45,6 @@ class SftTrainer {
   // kRequeue after a signal.
   ExitCode run();
 
-  std::int64_t first_step() const { return first_step_; }
   std::int64_t total_steps() const { return schedule_.total_steps; }
 
  private:

@@ -41,7 +41,7 @@ json text_config(std::int64_t hidden_size, std::int64_t intermediate_size, std::
           {"dtype", "bfloat16"}};
 }
 
-// The model of `make demo`: three linear layers and one of softmax attention over a vocabulary of 1,024.
+// Three linear layers and one of softmax attention over a vocabulary of 1,024.
 json tiny() {
   auto config = text_config(128, 384, 4, 4, 2, 4, true);
   config.update({{"vocab_size", 1024},
