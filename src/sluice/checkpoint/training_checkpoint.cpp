@@ -98,16 +98,17 @@ void write_checkpoint(const fs::path& run, const TrainingState& state, const Ret
   prune(run, state.step, retention);
 }
 
-// A copy that training cannot change: on the CPU, contiguous, each kind with its widest dtypes first so that all are
-// aligned.
-TrainingState snapshot(const TrainingState& state) {
+// The state as it is written: on the CPU, contiguous, each kind with its widest dtypes first so that all are aligned.
+// `copied`: training cannot change it; otherwise it shares memory with the state where it can.
+TrainingState snapshot(const TrainingState& state, bool copied) {
   const at::NoGradGuard no_grad;
   TrainingState copy{.step = state.step, .meta = state.meta, .tensors = {}};
   for (const auto& [kind, tensors] : state.tensors) {
     SLUICE_CHECK(is_kind(kind), "checkpoint: \"{}\" is no name for a kind of tensors; use a-z, 0-9 and _", kind);
     auto& copies = copy.tensors[kind];
     for (const auto& [name, tensor] : tensors) {
-      copies.emplace_back(name, at::empty(tensor.sizes(), tensor.options().device(at::kCPU)).copy_(tensor));
+      copies.emplace_back(name, copied ? at::empty(tensor.sizes(), tensor.options().device(at::kCPU)).copy_(tensor)
+                                       : tensor.detach().to(at::kCPU).contiguous());
     }
     std::ranges::stable_sort(copies, std::greater<>(), [](const auto& named) { return named.second.element_size(); });
   }
@@ -222,9 +223,13 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::save(const TrainingState& state) {
   wait();  // one copy of the state in memory at a time
-  writing_ = std::async(std::launch::async, [run = run_, copy = snapshot(state), retention = retention_] {
-    write_checkpoint(run, copy, retention);
-  });
+  writing_ = std::async(std::launch::async, [run = run_, copy = snapshot(state, /*copied=*/true),
+                                             retention = retention_] { write_checkpoint(run, copy, retention); });
+}
+
+void CheckpointWriter::save_now(const TrainingState& state) {
+  wait();
+  write_checkpoint(run_, snapshot(state, /*copied=*/false), retention_);
 }
 
 void CheckpointWriter::wait() {

@@ -49,6 +49,9 @@ class CheckpointWriter {
   // the new one.
   void save(const TrainingState& state);
 
+  // The same at once: returns when it is on disk, and copies nothing that lies in CPU memory.
+  void save_now(const TrainingState& state);
+
   // Until the last save is on disk. Fails if it failed.
   void wait();
 

@@ -57,6 +57,13 @@ void edit_meta(const fs::path& checkpoint, const std::function<void(nlohmann::js
   write_file(checkpoint / "meta.json", meta.dump());
 }
 
+TEST(TrainingCheckpoint, SavedAtOnceIsTheSameOnDisk) {
+  const TempDir dir;
+  CheckpointWriter writer(dir.path(), {});
+  writer.save_now(state_of(4));
+  expect_state(read_checkpoint(dir.path() / "checkpoints" / "step_4"), 4);
+}
+
 TEST(TrainingCheckpoint, ReadsBackWhatWasSaved) {
   const TemporaryFolder run;
   save_now(run.path(), 500);

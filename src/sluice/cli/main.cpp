@@ -12,6 +12,7 @@
 #include "sluice/cli/init.h"
 #include "sluice/cli/inspect.h"
 #include "sluice/cli/merge_lora.h"
+#include "sluice/cli/plan.h"
 #include "sluice/cli/score.h"
 #include "sluice/cli/sft.h"
 #include "sluice/cli/slice.h"
@@ -47,6 +48,7 @@ int main(int argc, char** argv) {
                    command("score", "log-probabilities of given tokens", run_score),
                    command("generate", "sample from a model", run_generate),
                    command("flops", "count the operations that a model needs", run_flops),
+                   command("plan", "tell the memory that a model needs", run_plan),
                    command("export", "turn a training checkpoint into a model folder", run_export),
                    command("merge-lora", "make a model folder of a model and a LoRA adapter", run_merge_lora),
                    command("slice", "keep the first layers of a model", run_slice),

@@ -42,7 +42,7 @@ RoutedExperts::RoutedExperts(const SparseMoeSizes& s)
 Tensor RoutedExperts::forward(const Tensor& x, const Routing& routing) const {
   const auto tokens = x.size(0), top_k = routing.experts.size(1);
   const auto order = routing.experts.flatten().argsort(/*stable=*/true, 0, /*descending=*/false);  // [T k]
-  const auto token = at::floor_divide(order, top_k);                                               // [T k]
+  const auto token = order.div(top_k, "floor");                                                    // [T k]
   const auto offsets = at::constant_pad_nd(routing.visits.cumsum(0), {1, 0}).to(kInt);             // [E + 1]
   const auto weights = routing.weights.flatten().index_select(0, order).to(x.scalar_type());       // [T k]
 

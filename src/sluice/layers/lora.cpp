@@ -76,8 +76,7 @@ Tensor LoraAdapter::add_to(const Tensor& y, const Tensor& x, const Project& down
 
 Tensor LoraAdapter::product() const { return scale * at::matmul(B.value.to(kFloat), A.value.to(kFloat)); }
 
-void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& settings, at::ScalarType dtype,
-              std::uint64_t seed) {
+void declare_lora(const std::vector<Parameter*>& parameters, const LoraSettings& settings) {
   std::vector<Parameter*> adaptable;
   std::ranges::copy_if(parameters, std::back_inserter(adaptable), [](const Parameter* p) { return p->adaptable; });
   check_targets(settings.targets, adaptable);
@@ -87,8 +86,13 @@ void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& set
         std::ranges::any_of(settings.targets, [&](const std::string& target) { return names(target, *parameter); });
     if (wanted) parameter->adapter = make_adapter(*parameter, settings.rank, scale);
   }
-  initialize(lora_parameters(parameters), dtype, seed);
   for (auto* parameter : parameters) parameter->frozen = true;
+}
+
+void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& settings, at::ScalarType dtype,
+              std::uint64_t seed) {
+  declare_lora(parameters, settings);
+  initialize(lora_parameters(parameters), dtype, seed);
 }
 
 std::shared_ptr<LoraDropout> share_dropout(const std::vector<Parameter*>& parameters, double probability,

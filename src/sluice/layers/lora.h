@@ -40,11 +40,14 @@ struct LoraAdapter {
   Tensor product() const;
 };
 
-// Gives an adapter to every adaptable parameter that settings.targets name and freezes all parameters. A target is
-// "all-linear" (every projection but those of routed experts) or a module's name or its end from a dot on: "q_proj",
-// "mlp.up_proj", "experts.gate_up_proj", with `*` for any characters. As in PEFT, A is uniform within 1 / sqrt(in),
-// drawn from `seed` and its name alone, and B is 0. Adapters are held in `dtype`. Usage error for a target that names
+// Gives an adapter without values to every adaptable parameter that settings.targets name, and freezes all parameters.
+// A target is "all-linear" (every projection but those of routed experts) or a module's name or its end from a dot on:
+// "q_proj", "mlp.up_proj", "experts.gate_up_proj", with `*` for any characters. Usage error for a target that names
 // nothing; it lists what there is.
+void declare_lora(const std::vector<Parameter*>& parameters, const LoraSettings& settings);
+
+// declare_lora(), and values as PEFT draws them: A uniform within 1 / sqrt(in), from `seed` and its name alone, and B
+// 0. Adapters are held in `dtype`.
 void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& settings, at::ScalarType dtype,
               std::uint64_t seed);
 

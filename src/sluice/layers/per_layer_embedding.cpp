@@ -106,6 +106,8 @@ NgramEmbedding::NgramEmbedding(const NgramHashSizes& sizes, std::int64_t embeddi
 
 Tensor NgramEmbedding::forward(const Tensor& tokens, const Pack& pack, Tensor* history,
                                const at::TensorOptions& activations) const {
+  // Without values there are no rows to find.
+  if (tokens.is_meta()) return at::empty({tokens.numel(), table_.shape[1] * hash_.heads()}, activations);
   const auto ids = tokens.to(at::kCPU).contiguous();
   const auto* first = ids.const_data_ptr<std::int64_t>();
   const auto context = hash_.context(), heads = hash_.heads();

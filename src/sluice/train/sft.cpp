@@ -138,14 +138,14 @@ ExitCode SftTrainer::run() {
     const auto stats = train_step(objective_, packs, gradients_, optimizer_, step, lr, options_.optim.clip_norm);
     finish_step(step, lr, stats, training_operations(objective_, packs), seconds_since(begin));
     const bool stopping = stop.requested() && step < schedule_.total_steps;
-    if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) save(step);
+    if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) {
+      save(step, /*last=*/stopping || step == schedule_.total_steps);
+    }
     if (stopping) {
-      checkpoints_.wait();
       log_warning("stopped on request after step {}; --ckpt.resume auto goes on", step);
       return ExitCode::kRequeue;
     }
   }
-  checkpoints_.wait();
   return ExitCode::kDone;
 }
 
@@ -191,14 +191,19 @@ void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stat
   metrics_.write(step, values);
 }
 
-void SftTrainer::save(std::int64_t step) {
-  checkpoints_.save({.step = step,
-                     .meta = {{"settings", maths_settings(options_)},
-                              {"samples", samples_},
-                              {"adapters", adapters_},
-                              {"data", batches_.position()},
-                              {"trained_tokens", trained_tokens_}},
-                     .tensors = optimizer_.state()});
+void SftTrainer::save(std::int64_t step, bool last) {
+  const TrainingState state{.step = step,
+                            .meta = {{"settings", maths_settings(options_)},
+                                     {"samples", samples_},
+                                     {"adapters", adapters_},
+                                     {"data", batches_.position()},
+                                     {"trained_tokens", trained_tokens_}},
+                            .tensors = optimizer_.state()};
+  if (last) {
+    checkpoints_.save_now(state);  // nothing trains meanwhile: no copy is needed
+  } else {
+    checkpoints_.save(state);
+  }
 }
 
 }  // namespace sluice

@@ -49,7 +49,7 @@ class SftTrainer {
 
  private:
   void finish_step(std::int64_t step, double lr, const StepStats& stats, double operations, double step_s);
-  void save(std::int64_t step);
+  void save(std::int64_t step, bool last);
 
   const SftOptions& options_;
   nlohmann::json adapters_;  // what a checkpoint says of them; null: the model is trained

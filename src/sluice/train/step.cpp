@@ -127,6 +127,14 @@ StepStats train_step(const Objective& objective, const std::vector<PackedBatch>&
   return stats;
 }
 
+void add_gradients(const Objective& objective, std::span<const PackedBatch> packs, GradientSum& gradients) {
+  Sums sums(packs, objective.decoder.device());
+  for (const auto& pack : packs) {
+    pack_loss(objective, pack, sums).backward();
+    gradients.take();
+  }
+}
+
 LossStats evaluate(const Objective& objective, std::span<const PackedBatch> packs) {
   const at::NoGradGuard no_grad;
   Sums sums(packs, objective.decoder.device());

@@ -43,6 +43,10 @@ struct StepStats : LossStats {
 StepStats train_step(const Objective& objective, const std::vector<PackedBatch>& packs, GradientSum& gradients,
                      AdamW& optimizer, std::int64_t step, double lr, double clip_norm);
 
+// The part of a step before its update: forward and backward of every pack, their gradients added to `gradients`. It
+// reads no value, so tensors of the meta device will do.
+void add_gradients(const Objective& objective, std::span<const PackedBatch> packs, GradientSum& gradients);
+
 LossStats evaluate(const Objective& objective, std::span<const PackedBatch> packs);
 
 }  // namespace sluice

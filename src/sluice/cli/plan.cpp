@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/cli/plan.h"
+
+#include <fmt/format.h>
+
+#include "sluice/cli/model_source.h"
+#include "sluice/core/error.h"
+#include "sluice/core/memory.h"
+#include "sluice/formats/model_folder.h"
+#include "sluice/layers/lora.h"
+#include "sluice/models/family.h"
+#include "sluice/train/memory_plan.h"
+
+namespace sluice {
+namespace {
+
+ModelSource source_of(const PlanOptions& options) {
+  if (options.folder.empty()) return read_model_source("plan", options.preset, options.config);
+  if (!options.preset.empty() || options.config) fail_usage("plan: give a folder, --preset or --config, one of them");
+  return {read_model_config(options.folder), (options.folder / kConfigFile).string()};
+}
+
+void print_row(std::string_view what, std::int64_t bytes) {
+  fmt::print("  {:<44} {:>10.3f} GiB\n", what, static_cast<double>(bytes) / (1 << 30));
+}
+
+}  // namespace
+
+ExitCode run_plan(const PlanOptions& options, const Invocation&) {
+  const auto [config, where] = source_of(options);
+  const auto model = build_model(config, where, {.mtp = options.mtp != MtpTraining::kOff});
+  model.decoder->set_recompute(options.recompute ? Recompute::kBlocks : Recompute::kNone);
+  if (options.lora_rank) {
+    declare_lora(model.parameters(), {.rank = *options.lora_rank, .targets = options.lora_targets});
+  }
+  const auto training = plan_training(model, {.dtype = options.dtype == Precision::kFloat32 ? kFloat : kBFloat16,
+                                              .seq_len = options.seq_len,
+                                              .tokens_per_step = options.tokens_per_step,
+                                              .mtp = options.mtp});
+  const auto states = plan_states(*model.decoder, options.sequences, options.seq_len);
+  const auto program = peak_memory_bytes();  // this process has loaded no weight, and all that computes
+
+  fmt::print("training, rows of {} tokens, {} a step\n", options.seq_len, options.tokens_per_step);
+  print_row("parameters", training.parameters);
+  print_row("optimizer: masters and moments", training.optimizer);
+  print_row("gradients", training.gradients);
+  print_row("activations and gradients of a row", training.activations);
+  print_row("program and libraries", program);
+  print_row("together", training.together() + program);
+  print_row("more, while ckpt.interval saves beside a step", training.checkpoint_copy);
+  fmt::print("sampling, {} at once of up to {} tokens\n", options.sequences, options.seq_len);
+  print_row("parameters", training.parameters);
+  print_row("caches", states);
+  print_row("program and libraries", program);
+  print_row("together", training.parameters + states + program);
+  if (training.mapped > 0) {
+    fmt::print("read from the file by rows, not held\n");
+    print_row("n-gram table", training.mapped);
+  }
+  return ExitCode::kDone;
+}
+
+}  // namespace sluice
