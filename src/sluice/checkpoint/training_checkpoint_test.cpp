@@ -58,10 +58,10 @@ void edit_meta(const fs::path& checkpoint, const std::function<void(nlohmann::js
 }
 
 TEST(TrainingCheckpoint, SavedAtOnceIsTheSameOnDisk) {
-  const TempDir dir;
-  CheckpointWriter writer(dir.path(), {});
+  const TemporaryFolder run;
+  CheckpointWriter writer(run.path(), {});
   writer.save_now(state_of(4));
-  expect_state(read_checkpoint(dir.path() / "checkpoints" / "step_4"), 4);
+  expect_state(read_checkpoint(run / "checkpoints/step_4"), 4);
 }
 
 TEST(TrainingCheckpoint, ReadsBackWhatWasSaved) {
