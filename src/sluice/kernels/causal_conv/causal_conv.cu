@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bound by memory: a thread owns some neighbouring channels (16 bytes) and walks a strip of tokens, with the rows that
+// Bound by memory: a thread owns some neighbouring channels and walks a strip of tokens, with the rows that
 // a token sees in registers; each element is read and written once, but for the 3 rows around a strip. With s the sum
 // before the activation:
 //   ds_t = dy_t a'(s_t)    dx_t = sum over m < 4 of weight_{3-m} ds_{t+m}    dw_j = sum of ds_t u_{t-3+j}
 // A strip's share of dw goes to a scratch row of its own; a second kernel adds these in their order. Where the gradient
 // of x takes the place of x, the rows around each strip, which its neighbours overwrite, are copied first.
 #include <algorithm>
+#include <type_traits>
 
 #include "sluice/kernels/causal_conv/params.h"
 #include "sluice/kernels/common/column_sums.cuh"
@@ -18,12 +19,12 @@ namespace {
 constexpr int kWidth = 4;
 constexpr int kBefore = kWidth - 1;  // rows that a token sees besides its own
 constexpr int kThreads = 128;
-constexpr int kBatch = 4;  // tokens whose rows are loaded together
+constexpr int kResident = 4;  // blocks a multiprocessor, for the registers of the backward pass
+constexpr int kBatch = 4;     // tokens whose rows are loaded together
 constexpr int kForwardStrip = 32;
 constexpr int kBackwardStrip = 32;  // at least
 constexpr int kMaxStrips = 256;
-constexpr int kBackwardLanes =
-    4;  // channels of a thread: with 8, registers leave room for 8 warps a multiprocessor alone
+constexpr int kLanesOfVectors = 4;  // channels of a thread: 8 leave registers for few warps
 
 int backward_strip(int tokens) {
   const int length = std::max(kBackwardStrip, (tokens + kMaxStrips - 1) / kMaxStrips);
@@ -90,6 +91,20 @@ struct Channels {
   }
 };
 
+// The rows of a batch of tokens. One is on its way while another is worked on.
+template <typename T, int kLanes>
+struct Batch {
+  Lanes<T, kLanes> row[kBatch];
+  // The first `count` of them.
+  __device__ void load(const T* source, int64_t stride, int count) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (i < count) row[i] = Lanes<T, kLanes>::load(source);
+      source += stride;
+    }
+  }
+};
+
 template <typename T, typename Weight, int kLanes>
 __global__ __launch_bounds__(kThreads) void convolve(const __grid_constant__ CausalConvParams params) {
   const int channel = (blockIdx.x * kThreads + threadIdx.x) * kLanes;
@@ -99,28 +114,37 @@ __global__ __launch_bounds__(kThreads) void convolve(const __grid_constant__ Cau
   Channels<T, Weight, kLanes> channels(params, channel);
   SequenceCursor cursor(pack, first);
   channels.load_before(cursor.sequence, cursor.span.first, first);
+  const T* x = channels.row(first);
   T* out = static_cast<T*>(params.out) + static_cast<int64_t>(first) * params.channels + channel;
+  const auto put = [&](const Lanes<T, kLanes>& row) {
+    float result[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float own = widen(row.value[lane]), sum = channels.sum(lane, own);
+      result[lane] = params.silu ? sum * sigmoid<T>(sum).value : sum;
+      channels.shift(lane, own);
+    }
+    narrow<T>(result).store(out);
+    out += params.channels;
+  };
+  Batch<T, kLanes> rows;
+  rows.load(x, params.x_stride, last - first);
   for (int base = first; base < last; base += kBatch) {
-    Lanes<T, kLanes> rows[kBatch];
+    Batch<T, kLanes> next;
+    x += kBatch * params.x_stride;
+    next.load(x, params.x_stride, last - base - kBatch);
+    if (base + kBatch <= min(last, cursor.span.last)) {  // no sequence begins in it
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (base + i < last) rows[i] = Lanes<T, kLanes>::load(channels.row(base + i));
-    }
+      for (int i = 0; i < kBatch; ++i) put(rows.row[i]);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int token = base + i;
-      if (token >= last) break;
-      if (cursor.advance(pack, token)) channels.load_before(cursor.sequence, token, token);
-      float result[kLanes];
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float own = widen(rows[i].value[lane]), sum = channels.sum(lane, own);
-        result[lane] = params.silu ? sum * sigmoid<T>(sum).value : sum;
-        channels.shift(lane, own);
+      for (int i = 0; i < kBatch; ++i) {
+        if (base + i >= last) break;
+        if (cursor.advance(pack, base + i)) channels.load_before(cursor.sequence, base + i, base + i);
+        put(rows.row[i]);
       }
-      narrow<T>(result).store(out);
-      out += params.channels;
     }
+    rows = next;
   }
 }
 
@@ -170,9 +194,22 @@ __device__ float through_activation(const CausalConvParams& params, float sum, f
   return grad * (gate.value + sum * gate.value * gate.complement);
 }
 
+// A row that the final state keeps takes its gradient too.
+template <typename T, int kLanes>
+__device__ void add_kept(const CausalConvBackwardParams& backward, const PackView& pack, int token, int channel,
+                         float (&grad)[kLanes]) {
+  const SequenceCursor owner(pack, token);
+  const int kept = token - (owner.span.last - kBefore);
+  if (kept < 0) return;
+  const T* state = static_cast<const T*>(backward.grad_final_state) +
+                   (static_cast<int64_t>(owner.sequence) * backward.forward.channels + channel) * kBefore + kept;
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) grad[lane] += widen(state[lane * kBefore]);
+}
+
 template <typename T, typename Weight, int kLanes>
-__global__ __launch_bounds__(kThreads) void convolve_backward(const __grid_constant__ CausalConvBackwardParams backward,
-                                                              int strip) {
+__global__ __launch_bounds__(kThreads, kResident) void convolve_backward(
+    const __grid_constant__ CausalConvBackwardParams backward, int strip) {
   const CausalConvParams& params = backward.forward;
   const int channel = (blockIdx.x * kThreads + threadIdx.x) * kLanes;
   if (channel >= params.channels) return;
@@ -189,61 +226,69 @@ __global__ __launch_bounds__(kThreads) void convolve_backward(const __grid_const
   channels.load_before(cursor.sequence, cursor.span.first, first);
   const T* grad_out = static_cast<const T*>(backward.grad_out) + channel;
   T* grad_x = static_cast<T*>(backward.grad_x) + channel;
+  // The strip's rows, then those after it.
+  const auto load = [&](Batch<T, kLanes>& rows, Batch<T, kLanes>& grads, int base) {
+    const int end = base < last ? last : min(last + kBefore, params.tokens);
+    rows.load(channels.row(base), base >= last && channels.halo ? params.channels : params.x_stride, end - base);
+    grads.load(grad_out + base * backward.grad_out_stride, backward.grad_out_stride, end - base);
+  };
 
   float weight_grad[kWidth][kLanes] = {};
   float pending[kBefore][kLanes] = {};  // gradients of the rows before the token under way, of its own strip
+  // A token's row; finishes the row kBefore tokens earlier. `inside`: the token and all the rows it sees are of the
+  // strip and of one sequence.
+  const auto step = [&](auto inside, int token, const Lanes<T, kLanes>& row, const Lanes<T, kLanes>& grad) {
+    constexpr bool kInside = decltype(inside)::value;
+    const bool exists = kInside || token < params.tokens, counts = kInside || token < last;
+    const int earlier = exists ? token - cursor.span.first : 0;  // tokens of the sequence before this one
+    float finished[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      float sum_grad = 0.f;
+      if (exists) {
+        const float own = widen(row.value[lane]);
+        sum_grad = through_activation<T>(params, channels.sum(lane, own), widen(grad.value[lane]));
+        if (counts) {
+#pragma unroll
+          for (int j = 0; j < kBefore; ++j) weight_grad[j][lane] += sum_grad * channels.before[j][lane];
+          weight_grad[kBefore][lane] += sum_grad * own;
+        }
+        channels.shift(lane, own);
+      }
+#pragma unroll
+      for (int j = 0; j < kBefore; ++j) {
+        if (kInside || earlier >= kBefore - j) pending[j][lane] += channels.weight[lane][j] * sum_grad;
+      }
+      finished[lane] = pending[0][lane];
+#pragma unroll
+      for (int j = 0; j + 1 < kBefore; ++j) pending[j][lane] = pending[j + 1][lane];
+      pending[kBefore - 1][lane] = channels.weight[lane][kBefore] * sum_grad;
+    }
+    const int done = token - kBefore;
+    if (!kInside && done < first) return;
+    if (!kInside && backward.grad_final_state) add_kept<T>(backward, pack, done, channel, finished);
+    narrow<T>(finished).store(grad_x + done * backward.grad_x_stride);
+  };
+  Batch<T, kLanes> rows, grads;
+  load(rows, grads, first);
   for (int base = first; base < last + kBefore; base += kBatch) {
-    Lanes<T, kLanes> rows[kBatch], grads[kBatch];
+    Batch<T, kLanes> next_rows, next_grads;
+    load(next_rows, next_grads, base + kBatch);
+    const int begin = max(first, cursor.span.first), end = min(last, cursor.span.last);
+    if (base - kBefore >= begin && base + kBatch <= end && !backward.grad_final_state) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int token = base + i;
-      if (token >= last + kBefore || token >= params.tokens) break;
-      rows[i] = Lanes<T, kLanes>::load(channels.row(token));
-      grads[i] = Lanes<T, kLanes>::load(grad_out + token * backward.grad_out_stride);
-    }
+      for (int i = 0; i < kBatch; ++i) step(std::true_type{}, base + i, rows.row[i], grads.row[i]);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int token = base + i;
-      if (token >= last + kBefore) break;
-      const bool exists = token < params.tokens;
-      if (exists && cursor.advance(pack, token)) channels.load_before(cursor.sequence, token, token);
-      const int earlier = exists ? token - cursor.span.first : 0;  // tokens of the sequence before this one
-      float finished[kLanes];
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        float sum_grad = 0.f;
-        if (exists) {
-          const float own = widen(rows[i].value[lane]);
-          sum_grad = through_activation<T>(params, channels.sum(lane, own), widen(grads[i].value[lane]));
-          if (token < last) {
-#pragma unroll
-            for (int j = 0; j < kBefore; ++j) weight_grad[j][lane] += sum_grad * channels.before[j][lane];
-            weight_grad[kBefore][lane] += sum_grad * own;
-          }
-          channels.shift(lane, own);
-        }
-#pragma unroll
-        for (int j = 0; j < kBefore; ++j) {
-          if (earlier >= kBefore - j) pending[j][lane] += channels.weight[lane][j] * sum_grad;
-        }
-        finished[lane] = pending[0][lane];
-#pragma unroll
-        for (int j = 0; j + 1 < kBefore; ++j) pending[j][lane] = pending[j + 1][lane];
-        pending[kBefore - 1][lane] = channels.weight[lane][kBefore] * sum_grad;
+      for (int i = 0; i < kBatch; ++i) {
+        const int token = base + i;
+        if (token >= last + kBefore) break;
+        if (token < params.tokens && cursor.advance(pack, token)) channels.load_before(cursor.sequence, token, token);
+        step(std::false_type{}, token, rows.row[i], grads.row[i]);
       }
-      const int done = token - kBefore;
-      if (done < first) continue;
-      if (backward.grad_final_state) {
-        const SequenceCursor owner(pack, done);
-        const int kept = done - (owner.span.last - kBefore);
-        if (kept >= 0) {
-          const T* state = static_cast<const T*>(backward.grad_final_state) +
-                           (static_cast<int64_t>(owner.sequence) * params.channels + channel) * kBefore + kept;
-          for (int lane = 0; lane < kLanes; ++lane) finished[lane] += widen(state[lane * kBefore]);
-        }
-      }
-      narrow<T>(finished).store(grad_x + done * backward.grad_x_stride);
     }
+    rows = next_rows;
+    grads = next_grads;
   }
 #pragma unroll
   for (int tap = 0; tap < kWidth; ++tap) {
@@ -324,7 +369,7 @@ void run(const CausalConvParams& params, cudaStream_t stream) {
   if (params.sequences > 0) keep_state<T><<<state_grid(params), kThreads, 0, stream>>>(params);
   if (params.tokens == 0) return;
   if (in_vectors<T>(params.channels, {params.x, params.out}, {params.x_stride})) {
-    run<T, Weight, kVector<T>>(params, stream);
+    run<T, Weight, kLanesOfVectors>(params, stream);
   } else {
     run<T, Weight, 1>(params, stream);
   }
@@ -346,7 +391,7 @@ void run(const CausalConvBackwardParams& params, cudaStream_t stream) {
       copy_halo<T><<<dim3(blocks(forward.channels, kThreads), strips), kThreads, 0, stream>>>(params, strip);
     if (in_vectors<T>(forward.channels, {forward.x, params.grad_out, params.grad_x},
                       {forward.x_stride, params.grad_out_stride, params.grad_x_stride})) {
-      run_backward<T, Weight, kBackwardLanes>(params, strip, strips, stream);
+      run_backward<T, Weight, kLanesOfVectors>(params, strip, strips, stream);
     } else {
       run_backward<T, Weight, 1>(params, strip, strips, stream);
     }

@@ -13,8 +13,7 @@ namespace sluice {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kResident = 4;                     // blocks a multiprocessor that the backward pass asks for
-constexpr int kMaxBlocks = 2 * kResident * 132;  // of the weight's gradient: two rounds on 132 multiprocessors
+constexpr int kMaxBlocks = 1188;  // of the weight's gradient: three rounds of 3 on each of 132 multiprocessors
 
 template <typename T>
 __device__ const T* row_of(const NormRows& rows, int64_t row, int heads) {
@@ -88,7 +87,7 @@ __global__ __launch_bounds__(kThreads) void normalize_any(const __grid_constant_
 
 // Groups take the rows in turn; a block adds up its share of the weight's gradient.
 template <typename T, typename Weight, int kGroup>
-__global__ __launch_bounds__(kThreads, kResident) void normalize_backward(
+__global__ __launch_bounds__(kThreads) void normalize_backward(
     const __grid_constant__ GatedRmsNormBackwardParams backward) {
   constexpr int kLanes = kVector<T>;
   constexpr int kGroups = kThreads / kGroup;
