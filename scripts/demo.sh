@@ -4,8 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sluice=build/release/sluice
-# Waiting threads sleep: spinning ones starve the others where cores are shared.
-export OMP_WAIT_POLICY=passive
 base=build/demo-base
 run=build/demo
 
