@@ -234,6 +234,7 @@ TEST_F(OptionErrors, RefuseBrokenToml) {
   EXPECT_THAT(reading("seed = 1\noptim.lr = 1e-5x"), ::testing::StartsWith("run.toml:2: not valid TOML: "));
   EXPECT_THAT(reading("seed = 1\nseed = 2"), ::testing::StartsWith("run.toml:2: not valid TOML: "));
   EXPECT_EQ(reading("[optim]\nwarmup_steps = 1\nwarmup-steps = 2"), "run.toml:3: optim.warmup_steps: set twice");
+  EXPECT_THAT(reading("seed = 1\n\uFE40"), ::testing::StartsWith("run.toml:2: not valid TOML: "));
   EXPECT_EQ(reading(std::string(100'000, '[')), "run.toml: not valid TOML");
   EXPECT_THAT(reading("seed = " + std::string(100'000, '[')), ::testing::HasSubstr("not valid TOML"));
 }
