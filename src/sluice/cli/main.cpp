@@ -5,6 +5,7 @@
 #include <climits>
 #include <string>
 
+#include "sluice/cli/bench.h"
 #include "sluice/cli/complete.h"
 #include "sluice/cli/export.h"
 #include "sluice/cli/flops.h"
@@ -49,6 +50,7 @@ int main(int argc, char** argv) {
                    command("generate", "sample from a model", run_generate),
                    command("flops", "count the operations that a model needs", run_flops),
                    command("plan", "tell the memory that a model needs", run_plan),
+                   command("bench", "time a layer beside the floors that its operations and bytes set", run_bench),
                    command("export", "turn a training checkpoint into a model folder", run_export),
                    command("merge-lora", "make a model folder of a model and a LoRA adapter", run_merge_lora),
                    command("slice", "keep the first layers of a model", run_slice),
