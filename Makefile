@@ -27,7 +27,7 @@ demo: configure   ## fine-tune the bundled tiny model, show what it learnt, expo
 test: export OMP_WAIT_POLICY := passive
 test: build   ## every test that this machine can run
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error --parallel $(JOBS)
-	@$(PYTHON) -m pytest -q tests
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile tests   # a process a core, a thread a process
 
 # The parts that read files, free of torch, with their tests and fuzzers, under AddressSanitizer and
 # UndefinedBehaviorSanitizer. Made with clang, whose libFuzzer it needs.

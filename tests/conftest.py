@@ -9,7 +9,8 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("SLUICE_BUILD", ROOT / "build" / "release"))
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 
 def program(name):
