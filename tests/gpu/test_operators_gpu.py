@@ -136,7 +136,7 @@ def test_linear_cross_entropy(tokens, hidden, vocabulary, ignored, scale, dtype)
     inputs = [draw(tokens, hidden, dtype=dtype) * scale, draw(vocabulary, hidden, dtype=dtype) / hidden**0.5]
     targets = torch.where(torch.rand(tokens) < ignored, -100, torch.randint(0, vocabulary, (tokens,)))
     bounds = (2e-6, 2e-5) if dtype == torch.float32 else (2e-6, 5e-3)
-    (nll, predicted, _), (_, expected, _) = check(OPS.linear_cross_entropy, inputs, [targets], *bounds)
+    (nll, predicted, *_), (_, expected, *_) = check(OPS.linear_cross_entropy, inputs, [targets], *bounds)
     assert torch.equal(nll == 0, targets == -100) or vocabulary == 1
     logits = inputs[0].double() @ inputs[1].double().T if tokens * vocabulary < 2e7 else None
     for t in (predicted != expected).nonzero().flatten().tolist():   # then the two are closer than their rounding
@@ -150,7 +150,7 @@ def test_the_loss_of_linear_cross_entropy_is_the_weighted_sum_with_its_gradients
     targets, weight = torch.randint(0, 1000, (300,)).cuda(), torch.rand(300).cuda()
     targets[::3] = -100
     leaves = [x.clone().requires_grad_() for x in (hidden, head)]
-    nll, predicted, _ = OPS.linear_cross_entropy(*leaves, targets)
+    nll, predicted, *_ = OPS.linear_cross_entropy(*leaves, targets)
     (nll * weight).sum().backward()
     loss, same, *gradients = OPS.linear_cross_entropy.loss(hidden, head, targets, weight, True)
     assert torch.equal(loss, (nll.detach() * weight).sum()) and torch.equal(same, predicted)

@@ -78,28 +78,49 @@ Tensor scatter(const Tensor& x, const Counted& counted, std::int64_t tokens, dou
 // What forward knows of one token's logits so far.
 template <typename Real>
 struct Running {
-  Real max = -std::numeric_limits<Real>::infinity(), sum = 0, target = 0;
+  Real max = -std::numeric_limits<Real>::infinity(), target = 0;
+  Real sum = 0, weighted = 0;  // of exp(x - max), and of exp(x - max) (x - max) where the entropy is asked for
   std::int64_t argmax = 0;
+
+  void raise(Real larger) {
+    if (sum > 0) {
+      const Real below = max - larger, weight = exp_nonpositive(below);
+      weighted = weight * (weighted + below * sum);
+      sum *= weight;
+    }
+    max = larger;
+  }
+};
+
+// What multiplies the logits, and whether their entropy is asked for.
+template <typename Real>
+struct Softmax {
+  Real scale;
+  bool entropy;
 };
 
 // Rows [begin, end) of a tile whose first column is id `first_id`.
 template <typename Real>
 SLUICE_MULTIARCH void take_logits(const Real* logits, std::int64_t begin, std::int64_t end, std::int64_t stride,
                                   std::int64_t width, std::int64_t first_id, const std::int64_t* targets,
-                                  Running<Real>* running) {
+                                  const Softmax<Real>& softmax, Running<Real>* running) {
+  const Real scale = softmax.scale;
   for (auto t = begin; t < end; ++t) {
     const Real* x = logits + t * stride;
     Running<Real>& row = running[t];
     const Real largest = lane_max(x, width);
-    if (largest > row.max) {
-      row.sum *= exp_nonpositive(row.max - largest);
-      row.max = largest;
+    if (scale * largest > row.max) {
+      row.raise(scale * largest);
       row.argmax = first_id + (std::find(x, x + width, largest) - x);
     }
-    const Real max = row.max;
-    row.sum += lane_sum<Real>(width, [x, max](std::int64_t i) { return exp_nonpositive(x[i] - max); });
+    // A fused product may put it a rounding above 0, where exp_nonpositive is as good.
+    const auto below = [x, scale, max = row.max](std::int64_t i) { return scale * x[i] - max; };
+    row.sum += lane_sum<Real>(width, [&below](std::int64_t i) { return exp_nonpositive(below(i)); });
+    if (softmax.entropy) {
+      row.weighted += lane_sum<Real>(width, [&below](std::int64_t i) { return exp_nonpositive(below(i)) * below(i); });
+    }
     const auto target = targets[t] - first_id;
-    if (target >= 0 && target < width) row.target = x[target];
+    if (target >= 0 && target < width) row.target = scale * x[target];
   }
 }
 
@@ -108,17 +129,17 @@ template <typename Scalar>
 SLUICE_MULTIARCH void logits_to_gradients(const Wide<Scalar>* logits, std::int64_t begin, std::int64_t end,
                                           std::int64_t stride, std::int64_t width, std::int64_t first_id,
                                           const std::int64_t* targets, const Wide<Scalar>* lse,
-                                          const Wide<Scalar>* grad_nll, Scalar* gradients) {
+                                          const Wide<Scalar>* grad_nll, Wide<Scalar> scale, Scalar* gradients) {
   using Real = Wide<Scalar>;
   for (auto t = begin; t < end; ++t) {
     const Real* x = logits + t * stride;
     Scalar* to = gradients + t * stride;
-    const Real own_lse = lse[t], grad = grad_nll[t];
+    const Real own_lse = lse[t], grad = scale * grad_nll[t];
     const auto target = targets[t] - first_id;
     const bool inside = target >= 0 && target < width;
     const Real target_logit = inside ? x[target] : Real(0);
-    const auto probability = [own_lse](Real logit) {
-      const Real below = logit - own_lse;
+    const auto probability = [own_lse, scale](Real logit) {
+      const Real below = scale * logit - own_lse;
       return exp_nonpositive(below > 0 ? Real(0) : below);  // rounding may put it above
     };
     for (std::int64_t i = 0; i < width; ++i) to[i] = narrow<Scalar>(grad * probability(x[i]));
@@ -127,7 +148,8 @@ SLUICE_MULTIARCH void logits_to_gradients(const Wide<Scalar>* logits, std::int64
 }
 
 template <typename Real>
-std::tuple<Tensor, Tensor, Tensor> forward_counted(const Counted& counted, const Tensor& weight) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_counted(const Counted& counted, const Tensor& weight,
+                                                           const Softmax<Real>& softmax) {
   const auto wide = weight.options().dtype(c10::CppTypeToScalarType<Real>::value);
   const auto tiles = tiles_of(counted.count, weight, sizeof(Real));
   const Tensor tile = at::empty({tiles.tokens, tiles.vocabulary}, wide);
@@ -141,35 +163,41 @@ std::tuple<Tensor, Tensor, Tensor> forward_counted(const Counted& counted, const
       const auto logits = tile.narrow(0, 0, tokens).narrow(1, 0, width);
       matmul_into(logits, counted.hidden.narrow(0, token, tokens), own_weight, false);
       at::parallel_for(0, tokens, rows_per_task(width), [&](std::int64_t begin, std::int64_t end) {
-        take_logits(tile.const_data_ptr<Real>(), begin, end, tile.stride(0), width, id, targets + token,
+        take_logits(tile.const_data_ptr<Real>(), begin, end, tile.stride(0), width, id, targets + token, softmax,
                     running.data() + token);
       });
     }
   }
   Tensor nll = at::empty({counted.count}, wide), lse = at::empty({counted.count}, wide),
+         entropy = at::empty({softmax.entropy ? counted.count : 0}, wide),
          predicted = at::empty({counted.count}, counted.targets.options());
   for (std::int64_t t = 0; t < counted.count; ++t) {
     const auto log_sum = std::log(running[t].sum);
     lse.mutable_data_ptr<Real>()[t] = running[t].max + log_sum;
     nll.mutable_data_ptr<Real>()[t] = log_sum + (running[t].max - running[t].target);
     predicted.mutable_data_ptr<std::int64_t>()[t] = running[t].argmax;
+    if (softmax.entropy) entropy.mutable_data_ptr<Real>()[t] = log_sum - running[t].weighted / running[t].sum;
   }
-  return {nll, predicted, lse};
+  return {nll, predicted, lse, entropy};
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_cpu(const Tensor& hidden, const Tensor& weight,
+                                                       const Tensor& targets, double logit_scale, bool entropy) {
   const auto counted = counted_tokens(hidden, targets, weight.size(0));
   const auto dense_weight = weight.contiguous();
-  const auto [nll, predicted, lse] = hidden.scalar_type() == kDouble ? forward_counted<double>(counted, dense_weight)
-                                                                     : forward_counted<float>(counted, dense_weight);
+  const auto [nll, predicted, lse, entropies] =
+      hidden.scalar_type() == kDouble
+          ? forward_counted<double>(counted, dense_weight, {.scale = logit_scale, .entropy = entropy})
+          : forward_counted<float>(counted, dense_weight,
+                                   {.scale = static_cast<float>(logit_scale), .entropy = entropy});
   const auto tokens = hidden.size(0);
   return {scatter(nll, counted, tokens, 0), scatter(predicted, counted, tokens, kIgnored),
-          scatter(lse, counted, tokens, 0)};
+          scatter(lse, counted, tokens, 0), entropy ? scatter(entropies, counted, tokens, 0) : entropies};
 }
 
 template <typename Scalar>
 std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor& weight, const Tensor& grad_nll,
-                                            const Tensor& lse) {
+                                            const Tensor& lse, double logit_scale) {
   using Real = Wide<Scalar>;
   const auto wide = lse.options();
   const auto size = weight.size(1);
@@ -190,7 +218,7 @@ std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor
       at::parallel_for(0, tokens, rows_per_task(width), [&](std::int64_t begin, std::int64_t end) {
         logits_to_gradients<Scalar>(tile.const_data_ptr<Real>(), begin, end, tile.stride(0), width, id, targets + token,
                                     lse.const_data_ptr<Real>() + token, grad_nll.const_data_ptr<Real>() + token,
-                                    gradients.mutable_data_ptr<Scalar>());
+                                    static_cast<Real>(logit_scale), gradients.mutable_data_ptr<Scalar>());
       });
       matmul_into(grad_hidden.narrow(0, token, tokens), part(gradients), own_weight, id > 0);
       matmul_into(grad_weight_t.narrow(1, 0, width), hidden_t.narrow(1, token, tokens), part(gradients), token > 0);
@@ -201,7 +229,7 @@ std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor
 }
 
 std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_nll, const Tensor& hidden, const Tensor& weight,
-                                        const Tensor& targets, const Tensor& lse) {
+                                        const Tensor& targets, const Tensor& lse, double logit_scale) {
   const auto counted = counted_tokens(hidden, targets, weight.size(0));
   if (counted.count == 0) return {at::zeros_like(hidden), at::zeros_like(weight)};
   const auto own = [&](const Tensor& x) {
@@ -209,17 +237,18 @@ std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_nll, const Tensor& hi
   };
   const auto grad = own(grad_nll), own_lse = own(lse), dense_weight = weight.contiguous();
   return AT_DISPATCH_FLOATING_TYPES_AND(kBFloat16, weight.scalar_type(), "linear_cross_entropy_backward", [&] {
-    auto [grad_hidden, grad_weight] = backward_counted<scalar_t>(counted, dense_weight, grad, own_lse);
+    auto [grad_hidden, grad_weight] = backward_counted<scalar_t>(counted, dense_weight, grad, own_lse, logit_scale);
     return std::tuple(scatter(grad_hidden, counted, hidden.size(0), 0), grad_weight);
   });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
                                                     const Tensor& loss_weight, bool gradients) {
-  const auto [nll, predicted, lse] = forward_cpu(hidden, weight, targets);
+  const auto [nll, predicted, lse, entropy] =
+      forward_cpu(hidden, weight, targets, /*logit_scale=*/1, /*entropy=*/false);
   const auto loss = (nll * loss_weight).sum();
   if (!gradients) return {loss, predicted, at::empty({0}, hidden.options()), at::empty({0}, weight.options())};
-  const auto [grad_hidden, grad_weight] = backward_cpu(loss_weight, hidden, weight, targets, lse);
+  const auto [grad_hidden, grad_weight] = backward_cpu(loss_weight, hidden, weight, targets, lse, /*logit_scale=*/1);
   return {loss, predicted, grad_hidden, grad_weight};
 }
 

@@ -36,16 +36,18 @@ void multiply(const Tensor& out, const Tensor& a, const Tensor& b, bool accumula
 // The passes over tiles of tokens that the three entries combine.
 class Tiles {
  public:
-  Tiles(const Tensor& hidden, const Tensor& weight, const Tensor& targets)
+  Tiles(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double logit_scale)
       : hidden_(hidden),
         weight_(weight),
         targets_(targets.contiguous()),
         vocabulary_(weight.size(0)),
+        scale_(static_cast<float>(logit_scale)),
         tokens_(tile_tokens(hidden.size(0), vocabulary_)),
         wide_(hidden.options().dtype(kFloat)),
         logits_(at::empty({tokens_, vocabulary_}, wide_)),
         nll_(at::empty({hidden.size(0)}, wide_)),
         lse_(at::empty_like(nll_)),
+        entropy_(at::empty({0}, wide_)),
         predicted_(at::empty(targets_.sizes(), targets_.options())) {
     is_bfloat16(kOp, "hidden", hidden);
     check_device(kOp, "weight", weight, hidden);
@@ -62,15 +64,20 @@ class Tiles {
     }
   }
 
+  void ask_for_entropy() { entropy_ = at::empty_like(nll_); }
+
   void summarize(std::int64_t t, std::int64_t own) {
-    check_launch(kOp, launch_logits({.logits = logits_.const_data_ptr<float>(),
-                                     .targets = targets_.const_data_ptr<std::int64_t>() + t,
-                                     .tokens = static_cast<std::int32_t>(own),
-                                     .vocabulary = vocabulary_,
-                                     .nll = nll_.mutable_data_ptr<float>() + t,
-                                     .predicted = predicted_.mutable_data_ptr<std::int64_t>() + t,
-                                     .lse = lse_.mutable_data_ptr<float>() + t},
-                                    c10::cuda::getCurrentCUDAStream()));
+    check_launch(kOp,
+                 launch_logits({.logits = logits_.const_data_ptr<float>(),
+                                .targets = targets_.const_data_ptr<std::int64_t>() + t,
+                                .tokens = static_cast<std::int32_t>(own),
+                                .vocabulary = vocabulary_,
+                                .scale = scale_,
+                                .nll = nll_.mutable_data_ptr<float>() + t,
+                                .predicted = predicted_.mutable_data_ptr<std::int64_t>() + t,
+                                .lse = lse_.mutable_data_ptr<float>() + t,
+                                .entropy = entropy_.numel() > 0 ? entropy_.mutable_data_ptr<float>() + t : nullptr},
+                               c10::cuda::getCurrentCUDAStream()));
   }
 
   void start_gradients() {
@@ -87,6 +94,7 @@ class Tiles {
                                               .grad_nll = grad_nll.const_data_ptr<float>() + t,
                                               .tokens = static_cast<std::int32_t>(own),
                                               .vocabulary = vocabulary_,
+                                              .scale = scale_,
                                               .bfloat16 = hidden_.scalar_type() == kBFloat16,
                                               .gradients = gradients_.mutable_data_ptr()},
                                              c10::cuda::getCurrentCUDAStream()));
@@ -99,33 +107,38 @@ class Tiles {
   const Tensor& nll() const { return nll_; }
   const Tensor& lse() const { return lse_; }
   const Tensor& predicted() const { return predicted_; }
+  const Tensor& entropy() const { return entropy_; }
   const Tensor& grad_hidden() const { return grad_hidden_; }
   Tensor grad_weight() const { return grad_weight_.to(weight_.scalar_type()); }
 
  private:
   Tensor hidden_, weight_, targets_;
-  std::int64_t vocabulary_, tokens_;  // tokens of a tile
+  std::int64_t vocabulary_;
+  float scale_;
+  std::int64_t tokens_;  // of a tile
   at::TensorOptions wide_;
-  Tensor logits_;                 // [tile, V] float32
-  Tensor nll_, lse_, predicted_;  // [T]
-  Tensor gradients_;              // [tile, V], dtype of hidden
+  Tensor logits_;                           // [tile, V] float32
+  Tensor nll_, lse_, entropy_, predicted_;  // [T]; entropy_ empty: nobody asks
+  Tensor gradients_;                        // [tile, V], dtype of hidden
   Tensor grad_hidden_, grad_weight_;
 };
 
-std::tuple<Tensor, Tensor, Tensor> forward_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_cuda(const Tensor& hidden, const Tensor& weight,
+                                                        const Tensor& targets, double logit_scale, bool entropy) {
   const c10::cuda::CUDAGuard device(hidden.device());
   const at::AutoDispatchBelowAutograd below;
-  Tiles tiles(hidden, weight, targets);
+  Tiles tiles(hidden, weight, targets, logit_scale);
+  if (entropy) tiles.ask_for_entropy();
   tiles.for_each([&](std::int64_t t, std::int64_t own) { tiles.summarize(t, own); });
-  return {tiles.nll(), tiles.predicted(), tiles.lse()};
+  return {tiles.nll(), tiles.predicted(), tiles.lse(), tiles.entropy()};
 }
 
 std::tuple<Tensor, Tensor> backward_cuda(const Tensor& grad_nll, const Tensor& hidden, const Tensor& weight,
-                                         const Tensor& targets, const Tensor& lse) {
+                                         const Tensor& targets, const Tensor& lse, double logit_scale) {
   const c10::cuda::CUDAGuard device(hidden.device());
   const at::AutoDispatchBelowAutograd below;
   const auto grad = grad_nll.contiguous(), own_lse = lse.contiguous();
-  Tiles tiles(hidden, weight, targets);
+  Tiles tiles(hidden, weight, targets, logit_scale);
   tiles.start_gradients();
   tiles.for_each([&](std::int64_t t, std::int64_t own) { tiles.differentiate(t, own, own_lse, grad); });
   return {tiles.grad_hidden(), tiles.grad_weight()};
@@ -136,7 +149,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_cuda(const Tensor& hidden, const
   const c10::cuda::CUDAGuard device(hidden.device());
   const at::AutoDispatchBelowAutograd below;
   const auto grad = loss_weight.contiguous();
-  Tiles tiles(hidden, weight, targets);
+  Tiles tiles(hidden, weight, targets, /*logit_scale=*/1);
   if (gradients) tiles.start_gradients();
   tiles.for_each([&](std::int64_t t, std::int64_t own) {
     tiles.summarize(t, own);

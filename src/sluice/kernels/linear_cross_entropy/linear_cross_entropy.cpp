@@ -8,13 +8,14 @@
 namespace sluice {
 namespace {
 
-using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&);
-using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, double, bool);
+using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                            double);
 
 using Loss = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                         bool);
 
-void check_inputs(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+void check_inputs(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double logit_scale = 1) {
   constexpr auto op = "linear_cross_entropy";
   check_float_type(op, "hidden", hidden);
   SLUICE_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) && weight.size(0) > 0 &&
@@ -23,17 +24,20 @@ void check_inputs(const Tensor& hidden, const Tensor& weight, const Tensor& targ
                describe(hidden), describe(weight));
   SLUICE_CHECK(targets.dim() == 1 && targets.size(0) == hidden.size(0) && targets.scalar_type() == kLong,
                "{}: targets must be int64 [T={}]; got {}", op, hidden.size(0), describe(targets));
+  SLUICE_CHECK(logit_scale > 0, "{}: logit_scale must be above 0; got {}", op, logit_scale);
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  check_inputs(hidden, weight, targets);
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_meta(const Tensor& hidden, const Tensor& weight,
+                                                        const Tensor& targets, double logit_scale, bool entropy) {
+  check_inputs(hidden, weight, targets, logit_scale);
   const auto wide = hidden.options().dtype(wide_type(hidden.scalar_type()));
   return {at::empty_symint(targets.sym_sizes(), wide), at::empty_symint(targets.sym_sizes(), targets.options()),
-          at::empty_symint(targets.sym_sizes(), wide)};
+          at::empty_symint(targets.sym_sizes(), wide),
+          entropy ? at::empty_symint(targets.sym_sizes(), wide) : at::empty({0}, wide)};
 }
 
 std::tuple<Tensor, Tensor> backward_meta(const Tensor&, const Tensor& hidden, const Tensor& weight, const Tensor&,
-                                         const Tensor&) {
+                                         const Tensor&, double) {
   return {at::empty_symint(hidden.sym_sizes(), hidden.options()),
           at::empty_symint(weight.sym_sizes(), weight.options())};
 }
@@ -41,21 +45,24 @@ std::tuple<Tensor, Tensor> backward_meta(const Tensor&, const Tensor& hidden, co
 class Function : public torch::autograd::Function<Function> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
-                                                const Tensor& weight, const Tensor& targets) {
+                                                const Tensor& weight, const Tensor& targets, double logit_scale,
+                                                bool entropy) {
     static const auto op = registered_operator<Forward>("sluice::linear_cross_entropy");
     const at::AutoDispatchBelowAutograd below;
-    auto [nll, predicted, lse] = op.call(hidden, weight, targets);
+    auto [nll, predicted, lse, entropies] = op.call(hidden, weight, targets, logit_scale, entropy);
     context->save_for_backward({hidden, weight, targets, lse});
-    context->mark_non_differentiable({predicted, lse});
-    return {nll, predicted, lse};
+    context->saved_data["logit_scale"] = logit_scale;
+    context->mark_non_differentiable({predicted, lse, entropies});
+    return {nll, predicted, lse, entropies};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     static const auto op = registered_operator<Backward>("sluice::linear_cross_entropy_backward");
     const auto saved = context->get_saved_variables();
-    auto [d_hidden, d_weight] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3]);
-    return {d_hidden, d_weight, Tensor()};
+    auto [d_hidden, d_weight] =
+        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["logit_scale"].toDouble());
+    return {d_hidden, d_weight, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -86,18 +93,20 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor> forward_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  check_inputs(hidden, weight, targets);
-  auto outputs = Function::apply(hidden, weight, targets);
-  return {outputs[0], outputs[1], outputs[2]};
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_autograd(const Tensor& hidden, const Tensor& weight,
+                                                            const Tensor& targets, double logit_scale, bool entropy) {
+  check_inputs(hidden, weight, targets, logit_scale);
+  auto outputs = Function::apply(hidden, weight, targets, logit_scale, entropy);
+  return {outputs[0], outputs[1], outputs[2], outputs[3]};
 }
 
 }  // namespace
 
-LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
+                                              double logit_scale, bool entropy) {
   static const auto op = registered_operator<Forward>("sluice::linear_cross_entropy");
-  auto [nll, predicted, lse] = op.call(hidden, weight, targets);
-  return {nll, predicted};
+  auto [nll, predicted, lse, entropies] = op.call(hidden, weight, targets, logit_scale, entropy);
+  return {nll, predicted, entropies};
 }
 
 LinearCrossEntropyLoss linear_cross_entropy_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
@@ -111,14 +120,14 @@ LinearCrossEntropyLoss linear_cross_entropy_loss(const Tensor& hidden, const Ten
   return {outputs[0], outputs[1]};
 }
 
-// lse [T]: log sum exp of each token's logits, 0 where ignored; what backward needs.
+// lse [T]: log sum exp of each token's logits, 0 where ignored; what backward needs. entropy: empty unless asked for.
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
-      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets) -> (Tensor nll, Tensor predicted, Tensor "
-      "lse)");
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, float logit_scale=1.0, bool entropy=False) "
+      "-> (Tensor nll, Tensor predicted, Tensor lse, Tensor entropy)");
   m.def(
-      "linear_cross_entropy_backward(Tensor grad_nll, Tensor hidden, Tensor weight, Tensor targets, Tensor lse) -> "
-      "(Tensor grad_hidden, Tensor grad_weight)");
+      "linear_cross_entropy_backward(Tensor grad_nll, Tensor hidden, Tensor weight, Tensor targets, Tensor lse, float "
+      "logit_scale=1.0) -> (Tensor grad_hidden, Tensor grad_weight)");
   // The gradients of loss; empty without `gradients`.
   m.def(
       "linear_cross_entropy.loss(Tensor hidden, Tensor weight, Tensor targets, Tensor loss_weight, bool gradients) -> "

@@ -16,18 +16,25 @@ constexpr int kThreads = 512;
 constexpr int kGradientThreads = 256;
 constexpr int64_t kIgnored = -100;
 
-// What is known of a part of a row: sum = sum of exp(x - max), argmax = the first place of max.
+// What is known of a part of a row: sum = sum of exp(x - max), weighted = sum of exp(x - max) (x - max), argmax = the
+// first place of max.
 struct Running {
-  float max, sum;
+  float max, sum, weighted;
   int64_t argmax;
 };
 
+// The same with a larger max. An empty part has max -infinity and sum 0; -infinity minus itself would be NaN.
+__device__ Running raise(const Running& part, float max) {
+  if (part.sum == 0.f) return {max, 0.f, 0.f, part.argmax};
+  const float below = part.max - max, weight = __expf(below);
+  return {max, part.sum * weight, weight * (part.weighted + below * part.sum), part.argmax};
+}
+
 __device__ Running merge(const Running& a, const Running& b) {
   const bool b_leads = b.max > a.max || (b.max == a.max && b.argmax < a.argmax);
-  const Running &top = b_leads ? b : a, &other = b_leads ? a : b;
-  // An empty part has max -infinity and sum 0; -infinity minus itself would be NaN.
-  const float weight = other.sum > 0.f ? __expf(other.max - top.max) : 0.f;
-  return {top.max, top.sum + other.sum * weight, top.argmax};
+  const Running& top = b_leads ? b : a;
+  const Running other = raise(b_leads ? a : b, top.max);
+  return {top.max, top.sum + other.sum, top.weighted + other.weighted, top.argmax};
 }
 
 template <int kLanes>
@@ -36,15 +43,18 @@ __device__ void take(Running& running, const Lanes<float, kLanes>& x, int64_t fi
 #pragma unroll
   for (int i = 1; i < kLanes; ++i) top = fmaxf(top, x.value[i]);
   if (top > running.max) {
-    running.sum *= __expf(running.max - top);
-    running.max = top;
+    running = raise(running, top);
 #pragma unroll
     for (int i = kLanes - 1; i >= 0; --i) {
       if (x.value[i] == top) running.argmax = first + i;
     }
   }
 #pragma unroll
-  for (int i = 0; i < kLanes; ++i) running.sum += __expf(x.value[i] - running.max);
+  for (int i = 0; i < kLanes; ++i) {
+    const float below = x.value[i] - running.max, weight = __expf(below);
+    running.sum += weight;
+    running.weighted += weight * below;
+  }
 }
 
 template <int kLanes>
@@ -55,17 +65,22 @@ __global__ __launch_bounds__(kThreads) void summarize(const __grid_constant__ Lo
   if (target == kIgnored) {
     if (threadIdx.x == 0) {
       params.nll[row] = params.lse[row] = 0.f;
+      if (params.entropy) params.entropy[row] = 0.f;
       params.predicted[row] = kIgnored;
     }
     return;
   }
-  Running running{-INFINITY, 0.f, INT64_MAX};
+  Running running{-INFINITY, 0.f, 0.f, INT64_MAX};
   for (int64_t i = static_cast<int64_t>(threadIdx.x) * kLanes; i < params.vocabulary; i += kThreads * kLanes) {
-    take(running, Lanes<float, kLanes>::load(x + i), i);
+    auto logits = Lanes<float, kLanes>::load(x + i);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) logits.value[lane] *= params.scale;
+    take(running, logits, i);
   }
   for (int mask = 16; mask > 0; mask /= 2) {
-    running = merge(running, {__shfl_xor_sync(~0u, running.max, mask), __shfl_xor_sync(~0u, running.sum, mask),
-                              __shfl_xor_sync(~0u, running.argmax, mask)});
+    running =
+        merge(running, {__shfl_xor_sync(~0u, running.max, mask), __shfl_xor_sync(~0u, running.sum, mask),
+                        __shfl_xor_sync(~0u, running.weighted, mask), __shfl_xor_sync(~0u, running.argmax, mask)});
   }
   __shared__ Running warps[kThreads / 32];
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = running;
@@ -75,7 +90,8 @@ __global__ __launch_bounds__(kThreads) void summarize(const __grid_constant__ Lo
   const float log_sum = logf(running.sum);
   const bool known = target >= 0 && target < params.vocabulary;
   params.lse[row] = running.max + log_sum;
-  params.nll[row] = known ? log_sum + (running.max - x[target]) : NAN;
+  params.nll[row] = known ? log_sum + (running.max - params.scale * x[target]) : NAN;
+  if (params.entropy) params.entropy[row] = log_sum - running.weighted / running.sum;
   params.predicted[row] = running.argmax;
 }
 
@@ -83,14 +99,14 @@ template <typename T, int kLanes>
 __global__ __launch_bounds__(kGradientThreads) void differentiate(const __grid_constant__ LogitGradientsParams params) {
   const int row = blockIdx.x;
   const int64_t target = params.targets[row];
-  const float lse = params.lse[row], grad = target == kIgnored ? 0.f : params.grad_nll[row];
+  const float lse = params.lse[row], grad = target == kIgnored ? 0.f : params.scale * params.grad_nll[row];
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * kGradientThreads + threadIdx.x) * kLanes;
   if (first >= params.vocabulary) return;
   const auto x = Lanes<float, kLanes>::load(params.logits + row * params.vocabulary + first);
   float gradient[kLanes];
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
-    const float probability = __expf(fminf(x.value[i] - lse, 0.f));  // rounding may put it above
+    const float probability = __expf(fminf(params.scale * x.value[i] - lse, 0.f));  // rounding may put it above
     // Exactly 0 where ignored, whatever the hidden state.
     gradient[i] = target == kIgnored ? 0.f : grad * (probability - (first + i == target ? 1.f : 0.f));
   }

@@ -14,13 +14,15 @@ struct LogitsParams {
   const int64_t* targets;  // [n]; -100: ignored
   int32_t tokens;          // n
   int64_t vocabulary;      // V
+  float scale;             // multiplies the logits
 
   float* nll;          // [n]; 0 where ignored, NaN where the target is no id
   int64_t* predicted;  // [n]; -100 where ignored
   float* lse;          // [n]; 0 where ignored
+  float* entropy;      // [n]; 0 where ignored; null: nobody asks
 };
 
-// Logits to their gradients, grad_nll (softmax - onehot); 0 where ignored.
+// Logits to their gradients, scale grad_nll (softmax - onehot); 0 where ignored.
 struct LogitGradientsParams {
   const float* logits;     // [n, V]
   const int64_t* targets;  // [n]
@@ -28,6 +30,7 @@ struct LogitGradientsParams {
   const float* grad_nll;   // [n]
   int32_t tokens;
   int64_t vocabulary;
+  float scale;    // multiplies the logits
   bool bfloat16;  // type of the gradients, otherwise float32
 
   void* gradients;  // [n, V]; float32 may be the logits themselves

@@ -10,3 +10,4 @@ def samples():
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         yield draw(7, 16, dtype=dtype), draw(50, 16, dtype=dtype), targets
     yield draw(3, 16), draw(50, 16), torch.full((3,), -100)   # nothing is asked
+    yield draw(7, 16), draw(50, 16), targets, 2.0, True

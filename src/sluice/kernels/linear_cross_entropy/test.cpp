@@ -30,21 +30,27 @@ Problem draw(const LinearCrossEntropyCase& c) {
   return p;
 }
 
-Operator entry(const Problem& p, decltype(linear_cross_entropy)& function) {
-  return [&p, &function](const std::vector<Tensor>& x) {
-    const auto result = function(x[0], x[1], p.targets);
-    return std::vector<Tensor>{result.nll, result.predicted};
+Operator entry(const Problem& p, decltype(linear_cross_entropy)& function, double logit_scale = 1) {
+  return [&p, &function, logit_scale](const std::vector<Tensor>& x) {
+    const auto result = function(x[0], x[1], p.targets, logit_scale, /*entropy=*/true);
+    return std::vector<Tensor>{result.nll, result.predicted, result.entropy};
   };
 }
 
-void expect_equal_to_definition(const Problem& p, at::ScalarType type, double bound, double gradient_bound) {
+struct Bounds {
+  double nll, entropy, gradients;
+};
+
+void expect_equal_to_definition(const Problem& p, at::ScalarType type, const Bounds& bounds, double logit_scale) {
   const auto inputs = to_type(p.inputs, type);
-  const auto got = differentiate(entry(p, linear_cross_entropy), inputs, p.weights);
-  const auto want = differentiate(entry(p, linear_cross_entropy_definition), to_type(inputs, kDouble), p.weights);
+  const auto got = differentiate(entry(p, linear_cross_entropy, logit_scale), inputs, p.weights);
+  const auto want =
+      differentiate(entry(p, linear_cross_entropy_definition, logit_scale), to_type(inputs, kDouble), p.weights);
   EXPECT_EQ(got.outputs[0].scalar_type(), type == kDouble ? kDouble : kFloat);
-  EXPECT_LT(relative_error(got.outputs[0], want.outputs[0]), bound);
-  EXPECT_LT(relative_error(got.gradients[0], want.gradients[0]), gradient_bound) << "gradient of hidden";
-  EXPECT_LT(relative_error(got.gradients[1], want.gradients[1]), gradient_bound) << "gradient of weight";
+  EXPECT_LT(relative_error(got.outputs[0], want.outputs[0]), bounds.nll);
+  EXPECT_LT(relative_error(got.outputs[2], want.outputs[2]), bounds.entropy);
+  EXPECT_LT(relative_error(got.gradients[0], want.gradients[0]), bounds.gradients) << "gradient of hidden";
+  EXPECT_LT(relative_error(got.gradients[1], want.gradients[1]), bounds.gradients) << "gradient of weight";
   // The largest logits of a token may be closer than their rounding: then either is right.
   const auto logits = inputs[0].to(kDouble).mm(inputs[1].to(kDouble).t());
   const auto ignored = p.targets == -100;
@@ -58,17 +64,20 @@ TEST(LinearCrossEntropy, MatchesItsDefinitionInFloat64) {
   for (const auto& c : linear_cross_entropy_cases()) {
     SCOPED_TRACE(c.name);
     at::manual_seed(1);
-    expect_equal_to_definition(draw(c), kDouble, 1e-12, 1e-12);
+    expect_equal_to_definition(draw(c), kDouble, {1e-12, 1e-12, 1e-12}, /*logit_scale=*/1);
+    expect_equal_to_definition(draw(c), kDouble, {1e-12, 1e-12, 1e-12}, /*logit_scale=*/1 / 0.7);
   }
 }
 
 // A logit of size 100 is rounded to 4e-6, an error of that size in nll, which is itself about 100 there; exp and the
-// sums of 30,000 terms add 1e-6. Probabilities inherit the absolute error of their logit.
+// sums of 30,000 terms add 1e-6. Probabilities, and with them gradients and entropy, inherit the absolute error of
+// their logit.
 TEST(LinearCrossEntropy, MatchesItsDefinitionInFloat32) {
   for (const auto& c : linear_cross_entropy_cases()) {
     SCOPED_TRACE(c.name);
     at::manual_seed(2);
-    expect_equal_to_definition(draw(c), kFloat, 2e-6, 2e-5);
+    expect_equal_to_definition(draw(c), kFloat, {2e-6, 2e-5, 2e-5}, /*logit_scale=*/1);
+    expect_equal_to_definition(draw(c), kFloat, {2e-6, 2e-5, 2e-5}, /*logit_scale=*/0.5);
   }
 }
 
@@ -78,7 +87,8 @@ TEST(LinearCrossEntropy, MatchesItsDefinitionInBfloat16) {
   for (const auto& c : linear_cross_entropy_cases()) {
     SCOPED_TRACE(c.name);
     at::manual_seed(3);
-    expect_equal_to_definition(draw(c), kBFloat16, 2e-6, 5e-3);
+    expect_equal_to_definition(draw(c), kBFloat16, {2e-6, 2e-5, 5e-3}, /*logit_scale=*/1);
+    expect_equal_to_definition(draw(c), kBFloat16, {2e-6, 2e-5, 5e-3}, /*logit_scale=*/0.5);
   }
 }
 
@@ -129,6 +139,18 @@ TEST(LinearCrossEntropy, ARowDoesNotDependOnTheOthers) {
     EXPECT_TRUE(one.outputs[1].equal(all.outputs[1].narrow(0, 2499, 1)));
     EXPECT_LT(relative_error(one.gradients[0], all.gradients[0].narrow(0, 2499, 1)), type == kFloat ? 2e-6 : 4e-3);
   }
+}
+
+TEST(LinearCrossEntropy, EntropyIsThatOfTheSoftmaxAndCostsNothingUnlessAskedFor) {
+  const auto targets = at::zeros({2}, kLong);
+  // Of 30,000 equal logits, in several tiles, log 30,000; of one that leads by 200, 0.
+  auto head = at::ones({30000, 4});
+  const auto uniform = linear_cross_entropy(at::ones({2, 4}), head, targets, /*logit_scale=*/3, /*entropy=*/true);
+  EXPECT_LT(relative_error(uniform.entropy, at::full({2}, std::log(30000.))), 1e-6);
+  head[20000].fill_(51);
+  const auto sharp = linear_cross_entropy(at::ones({2, 4}), head, targets, /*logit_scale=*/1, /*entropy=*/true);
+  EXPECT_TRUE(sharp.entropy.equal(at::zeros({2})));
+  EXPECT_EQ(linear_cross_entropy(at::ones({2, 4}), head, targets).entropy.numel(), 0);
 }
 
 TEST(LinearCrossEntropy, TheSameInputsGiveTheSameBits) {
@@ -189,7 +211,7 @@ TEST(LinearCrossEntropyDeathTest, NeverHoldsMoreThanATileOfLogits) {
                weight = at::randn({vocabulary, 32}, options).requires_grad_();
     const auto targets = at::randint(vocabulary, {tokens}, at::TensorOptions().dtype(kLong));
     const auto before = peak_bytes();
-    function(hidden, weight, targets).nll.sum().backward();
+    function(hidden, weight, targets, 1, false).nll.sum().backward();
     const auto grown = peak_bytes() - before;
     std::fprintf(stderr, "grown by %ld MiB\n", static_cast<long>(grown >> 20));
     std::_Exit(grown <= limit ? 0 : 1);
@@ -219,6 +241,7 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotMean) {
     targets[5].fill_(bad);
     expect_error(fmt::format("the target at position 5 is {}", bad), hidden, weight, targets);
   }
+  EXPECT_THROW(linear_cross_entropy(hidden, weight, p.targets, /*logit_scale=*/0), Error);
   expect_error("of one dtype", hidden, weight.to(kFloat), p.targets);
   expect_error("weight [V, D]", hidden, weight.narrow(1, 0, 7), p.targets);
   expect_error("int64 [T=8]", hidden, weight, p.targets.narrow(0, 0, 7));
