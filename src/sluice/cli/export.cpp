@@ -9,7 +9,7 @@
 #include "sluice/core/log.h"
 #include "sluice/formats/model_folder.h"
 #include "sluice/models/family.h"
-#include "sluice/train/sft.h"
+#include "sluice/train/setup.h"
 
 namespace sluice {
 namespace {

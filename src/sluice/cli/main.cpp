@@ -14,6 +14,7 @@
 #include "sluice/cli/inspect.h"
 #include "sluice/cli/merge_lora.h"
 #include "sluice/cli/plan.h"
+#include "sluice/cli/rl.h"
 #include "sluice/cli/score.h"
 #include "sluice/cli/sft.h"
 #include "sluice/cli/slice.h"
@@ -46,6 +47,7 @@ int main(int argc, char** argv) {
                    command("inspect", "show what a model folder holds and what becomes of each tensor", run_inspect),
                    command("tokenize", "text to token ids and back; samples with their loss mask", run_tokenize),
                    command("sft", "fine-tune a model on conversations or text", run_sft),
+                   command("rl", "train a model by rewards of its answers", run_rl),
                    command("score", "log-probabilities of given tokens", run_score),
                    command("generate", "sample from a model", run_generate),
                    command("flops", "count the operations that a model needs", run_flops),

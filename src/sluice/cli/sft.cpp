@@ -5,9 +5,7 @@
 
 #include <algorithm>
 
-#include "sluice/checkpoint/adapter.h"
-#include "sluice/checkpoint/export.h"
-#include "sluice/cli/model_loading.h"
+#include "sluice/cli/training.h"
 #include "sluice/core/log.h"
 #include "sluice/train/flops.h"
 #include "sluice/train/run_folder.h"
@@ -64,25 +62,10 @@ void check_ids(const std::vector<Sample>& samples, std::int64_t vocab_size) {
   }
 }
 
-// Gives the model its adapters.
-TrainedAdapters adapt(const LoraOptions& lora, LoadedModel& loaded, std::uint64_t seed) {
-  const auto parameters = loaded.model.parameters();
-  LoraSettings settings{.alpha = lora.alpha, .targets = lora.targets};
-  if (lora.adapter) {
-    settings = load_adapter(*lora.adapter, parameters, loaded.model.weights, loaded.dtype);
-  } else {
-    settings.rank = *lora.rank;
-    add_lora(parameters, settings, loaded.dtype, seed);
-  }
-  settings.dropout = lora.dropout;
-  for (auto* parameter : lora_parameters(parameters)) parameter->value = parameter->value.to(loaded.device.device);
-  return {settings, share_dropout(parameters, lora.dropout, seed)};
-}
-
 }  // namespace
 
 ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
-  check_run_folder(options);
+  check_run_folder(options.run, options.ckpt);
   log_info("sluice {}\n{}", version(), invocation.changed);
   auto loaded = load_model(options.model.path, options.run.device, options.precision.dtype,
                            {.mtp = options.train.mtp != MtpTraining::kOff});
@@ -100,20 +83,15 @@ ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
            trained_count == count ? "all" : fmt::format("{}", trained_count), at::get_num_threads());
   if (invocation.dry_run) return ExitCode::kDone;
 
-  const auto state = open_run(options, data.train, invocation.resolved_toml);
+  const auto state =
+      open_run(options.run, options.ckpt, {.settings = maths_settings(options), .samples = fingerprint(data.train)},
+               invocation.resolved_toml);
   const auto peak = peak_operations_per_s(loaded.device.name, loaded.dtype);
   SftTrainer trainer(options, loaded.model, data.train, data.eval, state, peak, adapters);
   if (state) log_info("resuming after step {} of {}", state->step, trainer.total_steps());
   if (const auto end = trainer.run(); end != ExitCode::kDone) return end;
 
-  const auto folder = options.run.out / "export";
-  std::filesystem::remove_all(folder);  // of an earlier end of the same run
-  if (adapters) {
-    export_adapter(folder, parameters, adapters->settings, *loaded.folder, loaded.model.weights);
-  } else {
-    export_model(folder, trained, *loaded.folder, export_rules(loaded.model, options.train.mtp));
-  }
-  log_info("exported to {}", folder.string());
+  export_run(options.run.out, loaded, adapters, options.train.mtp);
   return ExitCode::kDone;
 }
 

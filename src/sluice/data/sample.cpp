@@ -2,14 +2,24 @@
 #include "sluice/data/sample.h"
 
 #include <algorithm>
+#include <span>
 
 #include "sluice/core/error.h"
+#include "sluice/core/files.h"
 
 namespace sluice {
 using Json = nlohmann::ordered_json;
 
 std::int64_t Sample::trained_tokens() const {
   return loss_mask.empty() ? 0 : std::count(loss_mask.begin() + 1, loss_mask.end(), std::uint8_t{1});
+}
+
+std::string fingerprint(const std::vector<Sample>& samples) {
+  std::string sums;
+  for (const auto& sample : samples) {
+    sums += checksum(std::as_bytes(std::span(sample.tokens))) + checksum(std::as_bytes(std::span(sample.loss_mask)));
+  }
+  return checksum(std::as_bytes(std::span(sums)));
 }
 
 SampleMaker::SampleMaker(Tokenizer tokenizer, ChatTemplate chat_template, const SampleOptions& options)

@@ -76,6 +76,9 @@ class SampleMaker {
   SampleOptions options_;
 };
 
+// Tells samples from others by their tokens and masks, in their order.
+std::string fingerprint(const std::vector<Sample>& samples);
+
 // The sample's text with its trained tokens in colour, or between « and » without colour. For `sluice tokenize --show`.
 std::string show_sample(const Sample& sample, const Tokenizer& tokenizer, bool colour);
 

@@ -109,6 +109,16 @@ std::shared_ptr<LoraDropout> share_dropout(const std::vector<Parameter*>& parame
   return dropout;
 }
 
+WithoutAdapters::WithoutAdapters(const std::vector<Parameter*>& parameters) {
+  for (auto* parameter : parameters) {
+    if (parameter->adapter) taken_.emplace_back(parameter, std::exchange(parameter->adapter, nullptr));
+  }
+}
+
+WithoutAdapters::~WithoutAdapters() {
+  for (auto& [parameter, adapter] : taken_) parameter->adapter = std::move(adapter);
+}
+
 void set_adapter(Parameter& parameter, const Tensor& A, const Tensor& B, double scale) {
   const auto rank = A.size(-2);
   auto adapter = make_adapter(parameter, rank, scale);

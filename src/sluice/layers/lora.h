@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 
 #include "sluice/layers/parameter.h"
 
@@ -55,6 +56,18 @@ void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& set
 // routed experts have adapters: PEFT's have none.
 std::shared_ptr<LoraDropout> share_dropout(const std::vector<Parameter*>& parameters, double probability,
                                            std::uint64_t seed);
+
+// While it lives, the adapters of these parameters are off: the model is its base.
+class WithoutAdapters {
+ public:
+  explicit WithoutAdapters(const std::vector<Parameter*>& parameters);
+  ~WithoutAdapters();
+  WithoutAdapters(const WithoutAdapters&) = delete;
+  WithoutAdapters& operator=(const WithoutAdapters&) = delete;
+
+ private:
+  std::vector<std::pair<Parameter*, std::shared_ptr<LoraAdapter>>> taken_;
+};
 
 // Gives a parameter an adapter with these values: A [.., rank, in], B [.., out, rank] for a parameter [.., out, in].
 void set_adapter(Parameter& parameter, const Tensor& A, const Tensor& B, double scale);

@@ -58,7 +58,7 @@ Engine::Engine(const Decoder& decoder, Tokenizer tokenizer, std::vector<TokenId>
       tokenizer_(std::move(tokenizer)),
       stop_ids_(std::move(stop_ids)),
       sizes_(sizes),
-      sampler_(std::min(tokenizer_.vocab_size(), decoder.vocab_size())),
+      sampler_(drawable()),
       slots_(static_cast<std::size_t>(sizes.slots)) {
   SLUICE_CHECK(sizes.slots >= 1 && sizes.capacity >= 2 && sizes.tokens_per_step >= sizes.slots,
                "engine: {} slots of {} tokens and {} tokens a step; a slot needs 2 tokens, a step one for each slot",
@@ -66,8 +66,6 @@ Engine::Engine(const Decoder& decoder, Tokenizer tokenizer, std::vector<TokenId>
   SLUICE_CHECK(sizes.capacity <= std::numeric_limits<std::int32_t>::max() / sizes.slots,
                "engine: {} slots of {} tokens; together at most 2^31 - 1", sizes.slots, sizes.capacity);
   std::ranges::sort(stop_ids_);
-  const c10::InferenceMode inference;
-  state_ = decoder_.new_state(sizes.slots, sizes.capacity);
 }
 
 Engine::~Engine() = default;
@@ -130,8 +128,15 @@ Tensor Engine::last_hidden(const Tensor& hidden, const StepPlan& plan) const {
   return hidden.index_select(0, at::tensor(plan.last_rows, at::TensorOptions().dtype(kLong)).to(hidden.device()));
 }
 
+void Engine::sleep() {
+  SLUICE_CHECK(waiting_.empty() && std::ranges::all_of(slots_, [](const auto& s) { return s == nullptr; }),
+               "engine: sequences are running; it can sleep between them alone");
+  state_ = {};
+}
+
 bool Engine::step() {
   const c10::InferenceMode inference;
+  if (state_.blocks.empty()) state_ = decoder_.new_state(sizes_.slots, sizes_.capacity);
   admit();
   const auto plan = this->plan();
   if (plan.tokens.empty()) return false;

@@ -5,6 +5,7 @@
 // waiting.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -63,6 +64,13 @@ class Engine {
     }
   }
 
+  // Ids that can be drawn: those below this one.
+  std::int64_t drawable() const { return std::min(tokenizer_.vocab_size(), decoder_.vocab_size()); }
+
+  // Gives the memory of the layers' states back. The next step() makes them anew, so nothing that older weights
+  // computed is left. Nothing may be running or waiting.
+  void sleep();
+
  private:
   struct Sequence;
   struct StepPlan;  // what each slot puts into the pack of a step
@@ -77,7 +85,7 @@ class Engine {
   Tokenizer tokenizer_;
   std::vector<TokenId> stop_ids_;  // sorted
   EngineSizes sizes_;
-  DecoderState state_;
+  DecoderState state_;  // without blocks: asleep
   Sampler sampler_;
   std::deque<GenerationRequest> waiting_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null: free

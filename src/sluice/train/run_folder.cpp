@@ -40,62 +40,57 @@ void remove_partial(const fs::path& out) {
   for (const auto& path : partial) fs::remove_all(path);
 }
 
-void check_same_settings(const SftOptions& options, const std::vector<Sample>& train, const TrainingState& state) {
-  auto changed = differences(state.meta.value("settings", nlohmann::json::object()), maths_settings(options));
-  if (changed.empty() && state.meta.value("samples", "") != fingerprint(train)) {
-    changed = fmt::format("\n  data.path: {} holds other samples than before", options.data.path.string());
+void check_same(const fs::path& out, bool force, const RunIdentity& identity, const TrainingState& state) {
+  auto changed = differences(state.meta.value("settings", nlohmann::json::object()), identity.settings);
+  if (changed.empty() && state.meta.value("samples", "") != identity.samples) {
+    changed = fmt::format("\n  data.path: {} holds other samples than before",
+                          identity.settings.at("data.path").at(0).get<std::string>());
   }
   if (changed.empty()) return;
-  if (!options.ckpt.force) {
+  if (!force) {
     fail_usage("{}: the run began with other settings:{}\n  Give the same ones, or --ckpt.force to go on with these.",
-               options.run.out.string(), changed);
+               out.string(), changed);
   }
   log_warning("going on with other settings than the run began with:{}", changed);
 }
 
 }  // namespace
 
-nlohmann::json maths_settings(const SftOptions& options) {
-  auto copy = options;
-  const OptionList list(copy);
+nlohmann::json maths_settings(const OptionList& list) {
   auto settings = nlohmann::json::object();
   for (const auto& option : list.options()) {
     const auto section = option.name.substr(0, option.name.find('.'));
     const bool decides = section != "run" && section != "ckpt" && section != "eval" && section != "mem";
     if (decides || option.name == "eval.split") settings[option.name] = to_json(option.get());
   }
+  for (const auto& table : list.tables()) {
+    for (std::size_t i = 0; i < table.size(); ++i) settings.update(maths_settings(table.entry(i)));
+  }
   return settings;
 }
 
-std::string fingerprint(const std::vector<Sample>& samples) {
-  std::string sums;
-  for (const auto& sample : samples) {
-    sums += checksum(std::as_bytes(std::span(sample.tokens))) + checksum(std::as_bytes(std::span(sample.loss_mask)));
-  }
-  return checksum(std::as_bytes(std::span(sums)));
-}
-
-void check_run_folder(const SftOptions& options) {
-  const bool resume = options.ckpt.resume == Resume::kAuto;
-  if (options.run.overwrite && resume) {
+void check_run_folder(const RunOptions& run, const CheckpointOptions& ckpt) {
+  const bool resume = ckpt.resume == Resume::kAuto;
+  if (run.overwrite && resume) {
     fail_usage("run.overwrite and ckpt.resume = auto contradict each other: give one of them");
   }
-  if (!options.run.overwrite && !resume && holds_a_run(options.run.out)) {
+  if (!run.overwrite && !resume && holds_a_run(run.out)) {
     fail_usage("{}: not empty; --ckpt.resume auto goes on with the run there, --run.overwrite removes it",
-               options.run.out.string());
+               run.out.string());
   }
 }
 
-std::optional<TrainingState> open_run(const SftOptions& options, const std::vector<Sample>& train,
+std::optional<TrainingState> open_run(const RunOptions& run, const CheckpointOptions& ckpt, const RunIdentity& identity,
                                       const std::string& resolved_toml) {
-  const auto& out = options.run.out;
+  const auto& out = run.out;
   std::optional<TrainingState> state;
-  if (options.ckpt.resume == Resume::kAuto) {
+  if (ckpt.resume == Resume::kAuto) {
     state = read_latest(out);
-    if (state) check_same_settings(options, train, *state);
-  } else if (options.run.overwrite) {
+    if (state) check_same(out, ckpt.force, identity, *state);
+  } else if (run.overwrite) {
     // Only what a run writes is removed; a mistyped folder keeps everything else.
-    for (const auto* part : {"config.toml", "metrics.jsonl", "checkpoints", "export"}) fs::remove_all(out / part);
+    for (const auto* part : {"config.toml", "metrics.jsonl", "checkpoints", "rollouts", "export"})
+      fs::remove_all(out / part);
   }
   fs::create_directories(out);
   remove_partial(out);

@@ -10,26 +10,33 @@
 #include <vector>
 
 #include "sluice/checkpoint/training_checkpoint.h"
-#include "sluice/data/sample.h"
 #include "sluice/train/options.h"
 
 namespace sluice {
 
 // Settings that decide the numbers of a run, by dotted name: all but where it writes, how often it saves and what it
 // evaluates. A run may go on only with the same.
-nlohmann::json maths_settings(const SftOptions& options);
+nlohmann::json maths_settings(const OptionList& list);
 
-// Tells samples from others by their tokens and masks, in their order; kept in a checkpoint as "samples".
-std::string fingerprint(const std::vector<Sample>& samples);
+template <typename Options>
+nlohmann::json maths_settings(const Options& options) {
+  auto copy = options;  // a list is bound to fields that it could change
+  return maths_settings(OptionList(copy));
+}
+
+// What a run may not change when it goes on; a checkpoint keeps both.
+struct RunIdentity {
+  nlohmann::json settings;  // maths_settings()
+  std::string samples;      // tells the data from other data
+};
 
 // Before anything is read: usage error if the folder holds a run and neither resume nor run.overwrite was asked for, or
 // both.
-void check_run_folder(const SftOptions& options);
+void check_run_folder(const RunOptions& run, const CheckpointOptions& ckpt);
 
-// Makes or opens options.run.out and writes config.toml. The state to go on from, where ckpt.resume is auto and there
-// is one. Usage error if the samples or settings that decide the numbers differ from the checkpoint's and ckpt.force is
-// not given; it lists them.
-std::optional<TrainingState> open_run(const SftOptions& options, const std::vector<Sample>& train,
+// Makes or opens run.out and writes config.toml. The state to go on from, where ckpt.resume is auto and there is one.
+// Usage error if `identity` differs from the checkpoint's and ckpt.force is not given; it lists the differences.
+std::optional<TrainingState> open_run(const RunOptions& run, const CheckpointOptions& ckpt, const RunIdentity& identity,
                                       const std::string& resolved_toml);
 
 }  // namespace sluice

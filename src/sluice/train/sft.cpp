@@ -34,27 +34,11 @@ std::vector<PackedBatch> all_packs(const std::vector<Sample>& samples, std::int6
   return packs;
 }
 
-Schedule make_schedule(const SftOptions& options, const BatchStream& batches) {
-  const auto& optim = options.optim;
+std::int64_t count_steps(const TrainOptions& train, const BatchStream& batches) {
+  if (train.steps) return *train.steps;
   std::int64_t total = 0;
-  if (options.train.steps) {
-    total = *options.train.steps;
-  } else {
-    for (std::int64_t epoch = 0; epoch < options.train.epochs; ++epoch) total += batches.steps_in_epoch(epoch);
-  }
-  const auto part = [&](double ratio) {
-    return static_cast<std::int64_t>(std::lround(ratio * static_cast<double>(total)));
-  };
-  return {.shape = optim.schedule,
-          .lr = optim.lr,
-          .min_lr_ratio = optim.min_lr_ratio,
-          .warmup_steps = std::min(total, optim.warmup_steps.value_or(part(optim.warmup_ratio))),
-          .decay_steps = part(optim.decay_ratio),
-          .total_steps = total};
-}
-
-AdamWSettings adamw_settings(const OptimOptions& optim) {
-  return {.beta1 = optim.beta1, .beta2 = optim.beta2, .eps = optim.eps, .weight_decay = optim.weight_decay};
+  for (std::int64_t epoch = 0; epoch < train.epochs; ++epoch) total += batches.steps_in_epoch(epoch);
+  return total;
 }
 
 Objective objective_of(const SftOptions& options, const Model& model, const std::optional<TrainedAdapters>& adapters) {
@@ -67,41 +51,7 @@ Objective objective_of(const SftOptions& options, const Model& model, const std:
           .adapters = adapters ? adapters->dropout.get() : nullptr};
 }
 
-// The ones that decay are as declared, and the query and key norms where asked for.
-std::vector<Parameter*> prepare(std::vector<Parameter*> parameters, const OptimOptions& optim) {
-  for (auto* parameter : parameters) {
-    parameter->value.requires_grad_();
-    const auto ends = [&](std::string_view suffix) { return parameter->name.ends_with(suffix); };
-    if (optim.decay_qk_norm && (ends(".q_norm.weight") || ends(".k_norm.weight"))) parameter->decay = true;
-  }
-  return parameters;
-}
-
-// What masters alone do not say: rank, alpha and dropout of all, and what multiplies each.
-nlohmann::json describe_adapters(const Model& model, const LoraSettings& settings) {
-  auto scales = nlohmann::json::object();
-  for (const auto* parameter : model.parameters()) {
-    if (parameter->adapter) scales[module_name(*parameter)] = parameter->adapter->scale;
-  }
-  return {{"rank", settings.rank}, {"alpha", settings.alpha}, {"dropout", settings.dropout}, {"scales", scales}};
-}
-
-bool due(std::int64_t step, std::int64_t interval, std::int64_t last) {
-  return step == last || (interval > 0 && step % interval == 0);
-}
-
 }  // namespace
-
-std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp) {
-  return trained_parameters(mtp == MtpTraining::kOnly ? model.mtp->parameters() : model.parameters());
-}
-
-WeightRules export_rules(const Model& model, MtpTraining mtp) {
-  auto rules = model.weights;
-  const bool all = trained_parameters(model, mtp).size() == model.parameters().size();
-  if (!all) rules.aside.push_back({"*", "not trained"});
-  return rules;
-}
 
 SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vector<Sample>& train,
                        const std::vector<Sample>& eval, const std::optional<TrainingState>& state,
@@ -115,7 +65,7 @@ SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vecto
       parameters_(prepare(trained_parameters(model, options.train.mtp), options.optim)),
       gradients_(parameters_),
       optimizer_(parameters_, adamw_settings(options.optim)),
-      schedule_(make_schedule(options, batches_)),
+      schedule_(make_schedule(options.optim, count_steps(options.train, batches_))),
       first_step_(state ? state->step + 1 : 1),
       peak_(peak),
       metrics_(options.run.out / "metrics.jsonl", first_step_ - 1),

@@ -12,26 +12,13 @@
 #include "sluice/core/metrics_file.h"
 #include "sluice/core/progress.h"
 #include "sluice/data/packing.h"
-#include "sluice/layers/lora.h"
 #include "sluice/models/family.h"
 #include "sluice/train/adamw.h"
 #include "sluice/train/options.h"
+#include "sluice/train/setup.h"
 #include "sluice/train/step.h"
 
 namespace sluice {
-
-// The parameters that a run trains: all of the model's that are not frozen and its adapters', or with train.mtp =
-// "only" the multi-token prediction block's.
-std::vector<Parameter*> trained_parameters(const Model& model, MtpTraining mtp);
-
-// By which a run's export follows its source: what it did not train is copied.
-WeightRules export_rules(const Model& model, MtpTraining mtp);
-
-// The adapters that a run trains instead of the model.
-struct TrainedAdapters {
-  LoraSettings settings;
-  std::shared_ptr<LoraDropout> dropout;
-};
 
 class SftTrainer {
  public:

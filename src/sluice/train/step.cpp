@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/train/step.h"
 
-#include <cmath>
-#include <limits>
 #include <numeric>
 
-#include "sluice/core/error.h"
 #include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
 #include "sluice/layers/experts.h"
+#include "sluice/train/update.h"
 
 namespace sluice {
 namespace {
@@ -89,40 +87,17 @@ Tensor pack_loss(const Objective& objective, const PackedBatch& packed, Sums& su
   return loss;
 }
 
-// What clipping multiplies gradients by; NaN, so that nothing is updated, where loss or norm is not finite.
-Tensor gradient_scale(const Tensor& loss, const Tensor& norm, double clip_norm) {
-  const auto scale = clip_norm > 0 ? (clip_norm / (norm + 1e-6)).clamp_max(1.0) : at::ones_like(norm);
-  return scale.masked_fill((loss + norm).isfinite().logical_not(), std::numeric_limits<double>::quiet_NaN());
-}
-
-void check_finite(const StepStats& stats, const GradientSum& gradients, std::int64_t step) {
-  const auto losses = stats.loss + stats.router_aux_loss + stats.mtp_loss;
-  if (std::isfinite(losses) && std::isfinite(stats.grad_norm)) return;
-  const auto first = gradients.first_not_finite();
-  fail(ExitCode::kNan,
-       "step {}: loss {}, gradient norm {}{}; nothing was updated, and the checkpoints before are good.\n"
-       "  Lower optim.lr or optim.clip_norm, or look at this step's samples.",
-       step, stats.loss, stats.grad_norm,
-       first.empty() ? std::string() : fmt::format("; the first gradient that is not finite is that of {}", first));
-}
-
 }  // namespace
 
 StepStats train_step(const Objective& objective, const std::vector<PackedBatch>& packs, GradientSum& gradients,
                      AdamW& optimizer, std::int64_t step, double lr, double clip_norm) {
   Sums sums(packs, objective.decoder.device());
   if (sums.weight == 0 || (objective.mtp_only && sums.next_weight == 0)) return {};
-  for (std::size_t i = 0; i < packs.size(); ++i) {
-    if (objective.adapters) objective.adapters->pass = (static_cast<std::uint64_t>(step) << 24) + i;
-    pack_loss(objective, packs[i], sums).backward();
-    gradients.take();
-  }
-  if (objective.adapters) objective.adapters->pass.reset();
-  const auto norm = gradients.norm();
-  optimizer.step(gradients, lr, gradient_scale(sums.loss + sums.balance + sums.mtp, norm, clip_norm));
+  const auto norm = update(packs.size(), [&](std::size_t i) { return pack_loss(objective, packs[i], sums); }, gradients,
+                           optimizer, {.step = step, .lr = lr, .clip_norm = clip_norm, .adapters = objective.adapters});
   const auto [losses, grad_norm] = sums.read(norm);
   const StepStats stats{losses, grad_norm};
-  check_finite(stats, gradients, step);
+  check_finite(stats.loss + stats.router_aux_loss + stats.mtp_loss, stats.grad_norm, gradients, step);
   gradients.clear();
   return stats;
 }

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/cli/training.h"
+
+#include "sluice/checkpoint/adapter.h"
+#include "sluice/checkpoint/export.h"
+#include "sluice/core/log.h"
+
+namespace sluice {
+
+TrainedAdapters adapt(const LoraOptions& lora, LoadedModel& loaded, std::uint64_t seed) {
+  const auto parameters = loaded.model.parameters();
+  LoraSettings settings{.alpha = lora.alpha, .targets = lora.targets};
+  if (lora.adapter) {
+    settings = load_adapter(*lora.adapter, parameters, loaded.model.weights, loaded.dtype);
+  } else {
+    settings.rank = *lora.rank;
+    add_lora(parameters, settings, loaded.dtype, seed);
+  }
+  settings.dropout = lora.dropout;
+  for (auto* parameter : lora_parameters(parameters)) parameter->value = parameter->value.to(loaded.device.device);
+  return {settings, share_dropout(parameters, lora.dropout, seed)};
+}
+
+void export_run(const std::filesystem::path& run, const LoadedModel& loaded,
+                const std::optional<TrainedAdapters>& adapters, MtpTraining mtp) {
+  const auto folder = run / "export";
+  std::filesystem::remove_all(folder);  // of an earlier end of the same run
+  const auto& model = loaded.model;
+  if (adapters) {
+    export_adapter(folder, model.parameters(), adapters->settings, *loaded.folder, model.weights);
+  } else {
+    export_model(folder, trained_parameters(model, mtp), *loaded.folder, export_rules(model, mtp));
+  }
+  log_info("exported to {}", folder.string());
+}
+
+}  // namespace sluice

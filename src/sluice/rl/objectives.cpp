@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/rl/objectives.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace sluice {
+namespace {
+
+constexpr double kLargestExponent = 20, kLargestK3 = 10;
+
+Tensor clamped_exp(const Tensor& x) { return x.clamp(-kLargestExponent, kLargestExponent).exp(); }
+
+Tensor response_sum(const Tensor& values, const Tensor& response, std::int64_t responses) {
+  return at::zeros({responses}, values.options()).index_add(0, response, values);
+}
+
+}  // namespace
+
+PolicyLoss clipped_loss(const Tensor& log_ratio, const Tensor& advantages, const ClipRange& range) {
+  const auto ratio = clamped_exp(log_ratio);
+  const auto free = -ratio * advantages, bound = -ratio.clamp(1 - range.low, 1 + range.high) * advantages;
+  auto loss = at::maximum(free, bound);
+  auto dual = at::zeros_like(advantages, at::kBool);
+  if (range.dual) {
+    const auto limit = -*range.dual * advantages;
+    dual = (advantages < 0) & (loss > limit);
+    loss = at::where(dual, limit, loss);
+  }
+  return {.loss = loss,
+          .clipped_low = (ratio < 1 - range.low) & (advantages < 0),
+          .clipped_high = (ratio > 1 + range.high) & (advantages > 0),
+          .dual = dual};
+}
+
+PolicyLoss cispo_loss(const Tensor& logprobs, const Tensor& log_ratio, const Tensor& advantages,
+                      const ClipRange& range) {
+  const auto ratio = clamped_exp(log_ratio).detach();
+  return {.loss = -ratio.clamp(1 - range.low, 1 + range.high) * advantages * logprobs,
+          .clipped_low = ratio<1 - range.low, .clipped_high = ratio> 1 + range.high,
+          .dual = at::zeros_like(advantages, at::kBool)};
+}
+
+Tensor response_mean(const Tensor& values, const Tensor& response, std::int64_t responses) {
+  const auto lengths = response_sum(at::ones_like(values), response, responses);
+  return (response_sum(values, response, responses) / lengths).index_select(0, response);
+}
+
+Tensor kl_estimate(const Tensor& logprobs, const Tensor& reference, KlEstimate kind) {
+  const auto x = logprobs - reference;
+  if (kind == KlEstimate::kK1) return x;
+  if (kind == KlEstimate::kK2) return x * x / 2;
+  return (clamped_exp(-x) + x - 1).clamp_max(kLargestK3);
+}
+
+Tensor correction_weights(const Tensor& old, const Tensor& rollout, const Tensor& response, std::int64_t responses,
+                          Correction kind, const CorrectionRange& range) {
+  if (kind == Correction::kNone) return at::ones_like(rollout);
+  auto log_weight = (old - rollout).detach();
+  if (kind == Correction::kSequence || kind == Correction::kSequenceMask) {
+    log_weight = response_sum(log_weight, response, responses).index_select(0, response);
+  }
+  const auto weight = clamped_exp(log_weight);
+  if (kind == Correction::kToken || kind == Correction::kSequence) return weight.clamp_max(range.high);
+  return weight.masked_fill((weight < range.low) | (weight > range.high), 0);
+}
+
+std::vector<double> response_weights(std::span<const std::int64_t> lengths, Aggregation aggregation,
+                                     std::int64_t longest) {
+  const auto tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  const auto responses = static_cast<double>(lengths.size());
+  std::vector<double> weights;
+  for (const auto length : lengths) {
+    const auto inverse = [&](double divisor) { return length == 0 ? 0 : 1 / divisor; };
+    switch (aggregation) {
+      case Aggregation::kTokenMean:
+        weights.push_back(inverse(static_cast<double>(tokens)));
+        break;
+      case Aggregation::kSequenceMean:
+        weights.push_back(inverse(responses * static_cast<double>(length)));
+        break;
+      case Aggregation::kSequenceSum:
+        weights.push_back(inverse(responses));
+        break;
+      case Aggregation::kSequenceSumFixed:
+        weights.push_back(inverse(responses * static_cast<double>(longest)));
+        break;
+    }
+  }
+  return weights;
+}
+
+}  // namespace sluice

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/rl/policy.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
+#include "sluice/train/batch.h"
+
+namespace sluice {
+namespace {
+
+struct Scores {
+  Tensor logprobs, entropy;  // [A] of the pack's trained tokens
+};
+
+Scores score(const Policy& policy, const Batch& batch, bool entropy) {
+  const auto hidden = policy.decoder.forward(batch.tokens, batch.pack).index_select(0, batch.asked);
+  auto head = policy.decoder.head();
+  if (policy.vocabulary < head.size(0)) head = head.narrow(0, 0, policy.vocabulary);
+  const auto result = linear_cross_entropy(hidden, head, batch.targets, 1 / policy.temperature, entropy);
+  return {.logprobs = -result.nll, .entropy = result.entropy};
+}
+
+// What each response of a pack has, one behind the other.
+Tensor gather(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack, at::Device device,
+              const std::function<Tensor(const TrainedResponse&, std::int64_t place)>& of) {
+  std::vector<Tensor> parts;
+  for (std::size_t i = 0; i < pack.samples.size(); ++i) {
+    parts.push_back(of(*responses[static_cast<std::size_t>(pack.samples[i])], static_cast<std::int64_t>(i)));
+  }
+  return at::cat(parts).to(device);
+}
+
+// Everything that the objective asks of one pack's tokens, [A] each.
+struct PackTokens {
+  Tensor advantages, weights, counted, rollout, old, reference;  // the last two may be undefined
+  Tensor response;                                               // int64: which of the pack's
+};
+
+PackTokens tokens_of(const std::vector<TrainedResponse*>& responses, const std::vector<double>& weights,
+                     const PackedBatch& pack, at::Device device) {
+  const auto spread = [](const TrainedResponse& r, double value) { return at::full({r.tokens()}, value, kFloat); };
+  PackTokens t;
+  const auto all = [&](const auto& of) { return gather(responses, pack, device, of); };
+  t.advantages = all([&](const TrainedResponse& r, std::int64_t) { return spread(r, r.advantage); });
+  t.counted = all([&](const TrainedResponse& r, std::int64_t) { return spread(r, r.counted ? 1 : 0); });
+  t.weights = all([&](const TrainedResponse& r, std::int64_t i) {
+    return spread(r, weights[static_cast<std::size_t>(pack.samples[static_cast<std::size_t>(i)])]);
+  });
+  t.rollout = all([](const TrainedResponse& r, std::int64_t) { return r.rollout_logprobs; });
+  t.response = all([](const TrainedResponse& r, std::int64_t i) { return at::full({r.tokens()}, i, kLong); });
+  const auto& first = *responses[static_cast<std::size_t>(pack.samples.front())];
+  if (first.old_logprobs.defined()) t.old = all([](const auto& r, std::int64_t) { return r.old_logprobs; });
+  if (first.reference_logprobs.defined()) {
+    t.reference = all([](const auto& r, std::int64_t) { return r.reference_logprobs; });
+  }
+  return t;
+}
+
+PolicyLoss policy_loss(const ObjectiveSettings& settings, const Tensor& logprobs, const Tensor& old,
+                       const PackTokens& t, std::int64_t responses) {
+  auto log_ratio = logprobs - old;
+  if (settings.policy == PolicyObjective::kCispo) return cispo_loss(logprobs, log_ratio, t.advantages, settings.clip);
+  if (settings.policy == PolicyObjective::kGspo) log_ratio = response_mean(log_ratio, t.response, responses);
+  return clipped_loss(log_ratio, t.advantages, settings.clip);
+}
+
+// One pack's part of the step's loss, and what there is to tell about it.
+Tensor pack_loss(const Policy& policy, const ObjectiveOptions& objective,
+                 const std::vector<TrainedResponse*>& responses, const std::vector<double>& weights,
+                 const PackedBatch& pack, PolicyStats& stats) {
+  const auto device = policy.decoder.device();
+  const auto settings = objective_settings(objective);
+  const auto t = tokens_of(responses, weights, pack, device);
+  const auto [logprobs, entropy] = score(policy, to_batch(pack, device), /*entropy=*/true);
+  const auto old = t.old.defined() ? t.old : logprobs.detach();
+  const auto count = std::ssize(pack.samples);
+  const auto correction = correction_weights(old, t.rollout, t.response, count, objective.correction,
+                                             {.low = objective.correction_low, .high = objective.correction_high});
+  const auto policy_part = policy_loss(settings, logprobs, old, t, count);
+  auto token_loss = policy_part.loss * correction;
+  const auto kl = t.reference.defined() ? kl_estimate(logprobs, t.reference, objective.kl) : at::zeros_like(old);
+  if (t.reference.defined()) token_loss = token_loss + objective.kl_coef * kl;
+  const auto loss = (token_loss * t.weights).sum();
+
+  const at::NoGradGuard no_grad;
+  const auto sum = [&](const Tensor& x) { return (x.to(kDouble) * t.counted).sum(); };
+  const auto largest = [&](const Tensor& x) { return (x.to(kDouble) * t.counted).max(); };
+  const auto drift = old - t.rollout;
+  const auto all_losses = (policy_part.loss * correction * t.weights).sum().to(kDouble);
+  const auto told = at::stack({t.counted.sum().to(kDouble), loss.to(kDouble), all_losses, sum(kl), sum(entropy),
+                               sum(policy_part.clipped_low), sum(policy_part.clipped_high), sum(policy_part.dual),
+                               sum(old - logprobs), largest((logprobs - old).exp()), sum(drift.abs()),
+                               largest(drift.abs()), sum(drift.exp() - drift - 1), sum(correction),
+                               sum(correction * correction), sum(correction == 0), largest(correction)})
+                        .cpu();
+  const auto* v = told.const_data_ptr<double>();
+  stats.add({.tokens = v[0],
+             .loss = v[1],
+             .policy_loss = v[2],
+             .kl = v[3],
+             .entropy = v[4],
+             .clipped_low = v[5],
+             .clipped_high = v[6],
+             .dual = v[7],
+             .old_minus_new = v[8],
+             .ratio_max = v[9],
+             .mismatch = v[10],
+             .mismatch_max = v[11],
+             .mismatch_kl = v[12],
+             .correction = v[13],
+             .correction_square = v[14],
+             .correction_zero = v[15],
+             .correction_max = v[16]});
+  return loss;
+}
+
+}  // namespace
+
+void PolicyStats::add(const PolicyStats& o) {
+  for (const auto sum :
+       {&PolicyStats::tokens, &PolicyStats::loss, &PolicyStats::policy_loss, &PolicyStats::kl, &PolicyStats::entropy,
+        &PolicyStats::clipped_low, &PolicyStats::clipped_high, &PolicyStats::dual, &PolicyStats::old_minus_new,
+        &PolicyStats::mismatch, &PolicyStats::mismatch_kl, &PolicyStats::correction, &PolicyStats::correction_square,
+        &PolicyStats::correction_zero}) {
+    this->*sum += o.*sum;
+  }
+  for (const auto most : {&PolicyStats::ratio_max, &PolicyStats::mismatch_max, &PolicyStats::correction_max}) {
+    this->*most = std::max(this->*most, o.*most);
+  }
+}
+
+std::vector<PackedBatch> pack_responses(const std::vector<TrainedResponse*>& responses, std::int64_t seq_len) {
+  std::vector<Sample> samples;
+  std::vector<std::int64_t> order, lengths;
+  for (const auto* response : responses) {
+    order.push_back(std::ssize(order));
+    lengths.push_back(std::ssize(response->sample.tokens));
+    samples.push_back(response->sample);
+  }
+  std::vector<PackedBatch> packs;
+  for (const auto& places : best_fit_packs(order, lengths, seq_len)) packs.push_back(pack(samples, places));
+  return packs;
+}
+
+std::vector<Tensor> response_logprobs(const Policy& policy, const std::vector<TrainedResponse*>& responses,
+                                      const std::vector<PackedBatch>& packs) {
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> found(responses.size());
+  for (const auto& pack : packs) {
+    const auto batch = to_batch(pack, policy.decoder.device());
+    const auto logprobs = score(policy, batch, /*entropy=*/false).logprobs.cpu();
+    std::int64_t begin = 0;
+    for (const auto place : pack.samples) {
+      const auto i = static_cast<std::size_t>(place);
+      found[i] = logprobs.narrow(0, begin, responses[i]->tokens());
+      begin += responses[i]->tokens();
+    }
+  }
+  return found;
+}
+
+PolicyUpdate update_policy(const Policy& policy, const ObjectiveOptions& objective,
+                           const std::vector<TrainedResponse*>& responses, std::int64_t seq_len, std::int64_t longest,
+                           GradientSum& gradients, AdamW& optimizer, const UpdateSettings& settings) {
+  std::vector<std::int64_t> lengths;
+  for (const auto* response : responses) lengths.push_back(response->counted ? response->tokens() : 0);
+  PolicyUpdate result;
+  if (std::ranges::all_of(lengths, [](auto length) { return length == 0; })) {
+    result.skipped = true;
+    return result;
+  }
+  const auto weights = response_weights(lengths, objective_settings(objective).aggregation, longest);
+  const auto packs = pack_responses(responses, seq_len);
+  const auto norm = update(
+      packs.size(),
+      [&](std::size_t i) { return pack_loss(policy, objective, responses, weights, packs[i], result.stats); },
+      gradients, optimizer, settings);
+  result.grad_norm = norm.item<double>();
+  check_finite(result.stats.loss, result.grad_norm, gradients, settings.step);
+  gradients.clear();
+  return result;
+}
+
+}  // namespace sluice

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trainer scores the very tokens that the engine drew, at the same temperature: their log-probabilities agree, for
+// every family, and a difference between the weights of the two shows.
+#include "sluice/rl/policy.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "sluice/models/family.h"
+#include "sluice/rl/rollout.h"
+#include "sluice/train/setup.h"
+
+namespace sluice {
+namespace {
+
+std::map<std::string, nlohmann::json> tiny_configs() {
+  std::map<std::string, nlohmann::json> configs;
+  for (const auto& family : families()) {
+    for (const auto& [name, config] : family.presets) {
+      if (name.ends_with("-tiny")) configs.emplace(name, nlohmann::json::parse(config));
+    }
+  }
+  return configs;
+}
+
+// Random weights, spread so that probabilities differ clearly.
+Model tiny_model(const std::string& preset) {
+  auto config = tiny_configs().at(preset);
+  config["initializer_range"] = 0.08;
+  auto model = build_model(config, preset);
+  initialize(model.parameters(), kFloat, 1);
+  return model;
+}
+
+const Tokenizer& tokenizer() {
+  static const auto loaded = Tokenizer::load(SLUICE_SOURCE_DIR "/examples/tiny/tokenizer");
+  return loaded;
+}
+
+std::vector<Prompt> random_prompts(std::initializer_list<std::size_t> lengths) {
+  std::vector<Prompt> prompts;
+  TokenId next = 7;
+  for (const auto length : lengths) {
+    Prompt prompt{.tokens = {}, .record = {}, .place = "test"};
+    while (prompt.tokens.size() < length) prompt.tokens.push_back(next = (next * 37 + 11) % 1000);
+    prompts.push_back(std::move(prompt));
+  }
+  return prompts;
+}
+
+// Three answers to each prompt, as the trainer takes them.
+std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& prompts, double temperature,
+                                    std::int64_t max_tokens, std::uint64_t first_stream = 0) {
+  std::vector<std::size_t> all(prompts.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  const auto groups =
+      sample_groups(engine, prompts, all,
+                    {.samples = 3, .max_tokens = max_tokens, .temperature = temperature, .seed = 5}, first_stream);
+  std::vector<TrainedResponse> responses;
+  for (const auto& group : groups) {
+    for (const auto& response : group.responses) {
+      TrainedResponse r{.sample = {.tokens = prompts[group.prompt].tokens, .loss_mask = {}, .place = ""},
+                        .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
+                        .old_logprobs = {},
+                        .reference_logprobs = {},
+                        .advantage = responses.size() % 2 == 0 ? 1.0 : -1.0};
+      r.sample.loss_mask.resize(r.sample.tokens.size(), 0);
+      const auto& tokens = response.completion.tokens;
+      r.sample.tokens.insert(r.sample.tokens.end(), tokens.begin(), tokens.end());
+      r.sample.loss_mask.resize(r.sample.tokens.size(), 1);
+      responses.push_back(std::move(r));
+    }
+  }
+  return responses;
+}
+
+std::vector<TrainedResponse*> pointers(std::vector<TrainedResponse>& responses) {
+  std::vector<TrainedResponse*> list;
+  for (auto& response : responses) list.push_back(&response);
+  return list;
+}
+
+// Mean |log-probability of the trainer - of the sampler|.
+double drift(const Policy& policy, std::vector<TrainedResponse>& responses) {
+  const auto list = pointers(responses);
+  const auto found = response_logprobs(policy, list, pack_responses(list, 2000));
+  double sum = 0, count = 0;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    sum += (found[i] - list[i]->rollout_logprobs).abs().sum().item<double>();
+    count += static_cast<double>(list[i]->tokens());
+  }
+  return sum / count;
+}
+
+// A model's parameters with an optimizer that moves them far at once.
+struct Training {
+  explicit Training(const Model& model)
+      : parameters(prepare(trained_parameters(model, MtpTraining::kOff), {})),
+        gradients(parameters),
+        optimizer(parameters, {}) {}
+  PolicyUpdate update(const Policy& policy, std::vector<TrainedResponse>& responses) {
+    return update_policy(policy, {}, pointers(responses), 2000, 64, gradients, optimizer,
+                         {.step = 1, .lr = 3e-3, .clip_norm = 1});
+  }
+  std::vector<Parameter*> parameters;
+  GradientSum gradients;
+  AdamW optimizer;
+};
+
+// A float32 log-probability of size 10 is rounded to 1e-6; hidden states of decoding and of a whole pack differ by
+// 2e-6 (docs/design.md), and so do logits of size 10.
+constexpr double kBound = 1e-5;
+
+TEST(RolloutAgainstTraining, AgreesForEveryFamilyBeforeAndAfterUpdatesAndSleep) {
+  for (const auto& [preset, config] : tiny_configs()) {
+    for (const double temperature : {1.0, 0.7}) {
+      SCOPED_TRACE(fmt::format("{} at {}", preset, temperature));
+      const auto model = tiny_model(preset);
+      const auto prompts = random_prompts({5, 40, 3});
+      Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 80, .tokens_per_step = 48});
+      const Policy policy{.decoder = *model.decoder, .temperature = temperature, .vocabulary = engine.drawable()};
+      auto before = sample(engine, prompts, temperature, 24);
+      EXPECT_LT(drift(policy, before), kBound);
+      Training training(model);
+      const auto update = training.update(policy, before);
+      EXPECT_EQ(update.stats.ratio_max, 1);
+      EXPECT_EQ(update.stats.clipped_low + update.stats.clipped_high, 0);
+      EXPECT_GT(update.grad_norm, 0);
+      EXPECT_GT(drift(policy, before), 1e-3);  // the update is seen
+      auto after = sample(engine, prompts, temperature, 24, /*first_stream=*/100);
+      EXPECT_LT(drift(policy, after), kBound);
+    }
+  }
+}
+
+// The preset attends to 16 blocks of 4 tokens: past 64 tokens attention is sparse.
+TEST(RolloutAgainstTraining, AgreesPastTheSparseBudget) {
+  const auto model = tiny_model("qwen3_8_flash_next-tiny");
+  const auto prompts = random_prompts({30, 150, 90});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 5, .capacity = 300, .tokens_per_step = 64});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 120);
+  EXPECT_LT(drift(policy, responses), kBound);
+}
+
+TEST(RolloutAgainstTraining, AgreesWithAdaptersWhateverTheyHold) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto parameters = model.parameters();
+  add_lora(parameters, {.rank = 4}, kFloat, 3);
+  const auto prompts = random_prompts({6, 20});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto zero = sample(engine, prompts, 1, 20);
+  EXPECT_LT(drift(policy, zero), kBound);
+  {
+    const WithoutAdapters base(parameters);
+    EXPECT_LT(drift(policy, zero), kBound);  // B is 0: the adapter changes nothing yet
+  }
+  Training training(model);
+  training.update(policy, zero);
+  EXPECT_GT(drift(policy, zero), 1e-4);
+  {
+    const WithoutAdapters base(parameters);
+    EXPECT_LT(drift(policy, zero), kBound);  // the reference is still the base
+  }
+  auto trained = sample(engine, prompts, 1, 20, /*first_stream=*/100);
+  EXPECT_LT(drift(policy, trained), kBound);
+}
+
+// Weights that the engine did not see: a hundredth of one matrix is enough to show.
+TEST(RolloutAgainstTraining, ShowsWeightsThatTheEngineHasNotSeen) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6, 20});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 20);
+  auto& weight = model.parameters().at(3)->value;
+  weight.mul_(1.01);
+  EXPECT_GT(drift(policy, responses), 10 * kBound);
+}
+
+TEST(RolloutAgainstTraining, ShowsAnotherTemperature) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  auto responses = sample(engine, prompts, 0.9, 20);
+  const Policy other{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  EXPECT_GT(drift(other, responses), 1e-2);
+}
+
+// The denominators are the step's: what is packed together changes nothing but rounding.
+TEST(UpdatePolicy, DoesNotDependOnHowResponsesArePacked) {
+  std::vector<std::vector<double>> found;
+  for (const std::int64_t seq_len : {30, 60, 2000}) {
+    const auto model = tiny_model("qwen3_5-tiny");
+    const auto prompts = random_prompts({6, 10});
+    Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+    const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+    auto responses = sample(engine, prompts, 1, 20);
+    for (const auto algorithm :
+         {Algorithm::kGrpo, Algorithm::kDapo, Algorithm::kDrGrpo, Algorithm::kGspo, Algorithm::kCispo}) {
+      Training training(model);
+      ObjectiveOptions objective;
+      objective.algorithm = algorithm;
+      const auto update = update_policy(policy, objective, pointers(responses), seq_len, 20, training.gradients,
+                                        training.optimizer, {.step = 1, .lr = 0, .clip_norm = 0});
+      found.push_back({update.stats.loss, update.grad_norm, update.stats.entropy});
+    }
+  }
+  for (std::size_t i = 5; i < found.size(); ++i) {
+    for (int k = 0; k < 3; ++k) EXPECT_NEAR(found[i][k], found[i % 5][k], 2e-5 * (1 + std::abs(found[i % 5][k]))) << i;
+  }
+}
+
+// One small step from where the samples came from: the advantage-weighted log-probability of their tokens rises.
+TEST(UpdatePolicy, MakesGoodAnswersLikelier) {
+  for (const auto algorithm :
+       {Algorithm::kGrpo, Algorithm::kDapo, Algorithm::kDrGrpo, Algorithm::kGspo, Algorithm::kCispo}) {
+    const auto model = tiny_model("qwen3_5-tiny");
+    const auto prompts = random_prompts({6, 10});
+    Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+    const Policy policy{.decoder = *model.decoder, .temperature = 0.8, .vocabulary = engine.drawable()};
+    auto responses = sample(engine, prompts, 0.8, 20);
+    Training training(model);
+    ObjectiveOptions objective;
+    objective.algorithm = algorithm;
+    update_policy(policy, objective, pointers(responses), 200, 20, training.gradients, training.optimizer,
+                  {.step = 1, .lr = 1e-4, .clip_norm = 1});
+    const auto list = pointers(responses);
+    const auto after = response_logprobs(policy, list, pack_responses(list, 200));
+    double gain = 0;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const auto rise = (after[i] - list[i]->rollout_logprobs) * list[i]->advantage;
+      gain += rise.sum().item<double>();
+      EXPECT_GT(rise.mean().item<double>(), 0) << i;
+    }
+    EXPECT_GT(gain, 0.1);
+  }
+}
+
+TEST(UpdatePolicy, OfMaskedResponsesAloneChangesNothing) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 20);
+  for (auto& response : responses) response.counted = false;
+  Training training(model);
+  const auto before = model.parameters().at(3)->value.clone();
+  EXPECT_TRUE(training.update(policy, responses).skipped);
+  EXPECT_TRUE(model.parameters().at(3)->value.equal(before));
+}
+
+// A group without spread has advantages of 0: no loss, no gradient, and yet its tokens count.
+TEST(UpdatePolicy, WithoutAdvantagesHasLossAndGradientZero) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 20);
+  for (auto& response : responses) response.advantage = 0;
+  Training training(model);
+  const auto update = training.update(policy, responses);
+  EXPECT_EQ(update.stats.loss, 0);
+  EXPECT_EQ(update.grad_norm, 0);
+  EXPECT_EQ(update.stats.tokens, 60);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers that a model gives to prompts, and what becomes of them: sampled, judged, compared within their group.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sluice/rl/rewards.h"
+#include "sluice/sample/engine.h"
+
+namespace sluice {
+
+struct Response {
+  Completion completion;
+  std::optional<Verdict> verdict;  // none: it could not be judged
+  double advantage = 0;
+};
+
+// The answers to one prompt.
+struct Group {
+  std::size_t prompt;  // its place among the run's
+  std::vector<Response> responses;
+};
+
+struct GenerationSettings {
+  std::int64_t samples;     // answers to each prompt
+  std::int64_t max_tokens;  // of an answer
+  double temperature;
+  std::uint64_t seed;
+};
+
+// A group for each of the `chosen` prompts. The n-th answer of all draws from stream `first_stream` + n of the seed, so
+// it does not depend on what else is sampled. The engine sleeps afterwards.
+std::vector<Group> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
+                                 std::span<const std::size_t> chosen, const GenerationSettings& settings,
+                                 std::uint64_t first_stream);
+
+// Fills in the verdicts.
+void judge(std::vector<Group>& groups, const std::vector<Prompt>& prompts, Rewards& rewards);
+
+// Takes the answers that could not be judged out of a group.
+std::vector<Response> take_unjudged(Group& group);
+
+// True where all answers have the same first reward, the task's own.
+bool has_no_signal(const Group& group);
+
+void set_advantages(Group& group, Advantage kind);
+
+}  // namespace sluice

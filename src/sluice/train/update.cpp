@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/train/update.h"
+
+#include <cmath>
+#include <limits>
+
+#include "sluice/core/error.h"
+
+namespace sluice {
+namespace {
+
+// What clipping multiplies gradients by; NaN, so that nothing is updated, where loss or norm is not finite.
+Tensor gradient_scale(const Tensor& loss, const Tensor& norm, double clip_norm) {
+  const auto scale = clip_norm > 0 ? (clip_norm / (norm + 1e-6)).clamp_max(1.0) : at::ones_like(norm);
+  return scale.masked_fill((loss + norm).isfinite().logical_not(), std::numeric_limits<double>::quiet_NaN());
+}
+
+}  // namespace
+
+Tensor update(std::size_t packs, const std::function<Tensor(std::size_t)>& loss, GradientSum& gradients,
+              AdamW& optimizer, const UpdateSettings& settings) {
+  Tensor sum;
+  for (std::size_t i = 0; i < packs; ++i) {
+    if (settings.adapters) settings.adapters->pass = (static_cast<std::uint64_t>(settings.step) << 24) + i;
+    const auto part = loss(i);
+    part.backward();
+    gradients.take();
+    const auto value = part.detach().to(kDouble);
+    sum = sum.defined() ? sum + value : value;
+  }
+  if (settings.adapters) settings.adapters->pass.reset();
+  const auto norm = gradients.norm();
+  optimizer.step(gradients, settings.lr, gradient_scale(sum, norm, settings.clip_norm));
+  return norm;
+}
+
+void check_finite(double loss, double grad_norm, const GradientSum& gradients, std::int64_t step) {
+  if (std::isfinite(loss) && std::isfinite(grad_norm)) return;
+  const auto first = gradients.first_not_finite();
+  fail(ExitCode::kNan,
+       "step {}: loss {}, gradient norm {}{}; nothing was updated, and the checkpoints before are good.\n"
+       "  Lower optim.lr or optim.clip_norm, or look at this step's samples.",
+       step, loss, grad_norm,
+       first.empty() ? std::string() : fmt::format("; the first gradient that is not finite is that of {}", first));
+}
+
+}  // namespace sluice

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// One optimizer step, whatever it minimises.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "sluice/layers/lora.h"
+#include "sluice/train/adamw.h"
+
+namespace sluice {
+
+struct UpdateSettings {
+  std::int64_t step;  // of the run
+  double lr;
+  double clip_norm;                 // largest norm of all gradients together; 0: no clipping
+  LoraDropout* adapters = nullptr;  // not null: its passes are numbered
+};
+
+// Sums into `gradients`, empty before, those of `loss(0)` to `loss(packs - 1)`, each one pack's part of what is
+// minimised, clips their norm and updates. Returns the norm before clipping, a float64 scalar on the parameters'
+// device; nothing waits for it. Where a loss or the norm is not finite nothing is updated; the caller, once it has read
+// them, says so by check_finite().
+Tensor update(std::size_t packs, const std::function<Tensor(std::size_t)>& loss, GradientSum& gradients,
+              AdamW& optimizer, const UpdateSettings& settings);
+
+// NaN error that names the step and the first bad tensor, unless both are finite. `gradients` as update() left them.
+void check_finite(double loss, double grad_norm, const GradientSum& gradients, std::int64_t step);
+
+}  // namespace sluice

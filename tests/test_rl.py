@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice rl`: whole runs on a tiny model. That a run learns, resumes bit for bit, survives a reward that misbehaves, a
+full disk and SIGTERM, and refuses what cannot work."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import program, run
+from runs import curve, exported, make_model, metrics, same_bits, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    """A dozen questions in GSM8K's form."""
+    records = [{"question": f"{n} + 1 = ?", "answer": f"so it is\n#### {n + 1}"} for n in range(12)]
+    return write_jsonl(tmp_path_factory.mktemp("data") / "prompts.jsonl", records)
+
+
+SHORT = ["--rollout.prompts", 4, "--rollout.samples", 4, "--rollout.max_tokens", 6, "--train.seq_len", 128,
+         "--optim.lr", 1e-3, "--precision.dtype", "float32", "--train.steps", 4]
+
+# Something that a random model does about every other time.
+EVEN_LENGTHS = """
+def reward(prompt, completion, answer, record):
+    return float(len(completion) % 2 == 0)
+"""
+
+
+def reward_file(folder, text=EVEN_LENGTHS):
+    path = folder / "reward.py"
+    path.write_text(text)
+    return f"{path}:reward"
+
+
+def rl_arguments(folder, model, prompts, out, reward, *more):
+    """The rewards of a run stand in a file: they are tables."""
+    config = folder / "rl.toml"
+    config.write_text(reward)
+    return ["rl", config, "--model", model, "--data.path", prompts, "--run.out", out, *SHORT, *more]
+
+
+def python_reward(folder, text=EVEN_LENGTHS, **options):
+    lines = [f'{name} = {json.dumps(value)}' for name, value in options.items()]
+    return "\n".join(['[[reward]]', 'kind = "python"', f'python = "{reward_file(folder, text)}"', *lines])
+
+
+def rl(folder, model, prompts, out, reward, *more, check=True):
+    return run(*rl_arguments(folder, model, prompts, out, reward, *more), check=check)
+
+
+def rollouts(out, step):
+    return [json.loads(line) for line in (out / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_metrics_rollouts_and_an_export(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    rl(tmp_path, model, prompts, out, python_reward(tmp_path), "--eval.data", prompts, "--eval.interval", 2,
+       "--eval.samples", 4, "--eval.temperature", 1)
+    lines = metrics(out)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert all("eval/avg@4" in line and "eval/pass@4" in line for line in (lines[0], lines[2], lines[4]))
+    for line in lines[1:]:
+        assert line["rollout/dlogp_mean"] <= 1e-5
+        assert line["train/ratio_max"] == 1   # one update a step: it begins where the samples came from
+        for key in ("reward_mean", "reward_std", "length_mean", "truncated_frac", "zero_std_frac", "dlogp_max"):
+            assert f"rollout/{key}" in line
+        for key in ("generate_s", "reward_s", "update_s", "step_s", "tokens_per_s", "rollout_tokens_per_s"):
+            assert f"perf/{key}" in line
+        samples = rollouts(out, line["step"])
+        assert len(samples) == 16 and all(sample["used"] for sample in samples)
+        assert sum(sample["reward"] for sample in samples) / 16 == pytest.approx(line["rollout/reward_mean"])
+        for sample in samples:
+            assert sample["reward"] == float(len(sample["completion"]) % 2 == 0)
+    assert (out / "export" / "model.safetensors").exists()
+
+
+def test_rewards_rise(model, prompts, tmp_path):
+    """A random model learns within 30 steps to answer in long words: text of twice the length a token."""
+    out = tmp_path / "run"
+    text = "def reward(completion, **_):\n    return len(completion)\n"
+    rl(tmp_path, model, prompts, out, python_reward(tmp_path, text, workers=2), "--train.steps", 30,
+       "--rollout.samples", 8, "--optim.lr", 3e-2)
+    rewards = [line["rollout/reward_mean"] for line in metrics(out)]
+    assert sum(rewards[-5:]) > 2 * sum(rewards[:5])
+
+
+@pytest.mark.parametrize("more", [
+    [],
+    ["--lora.rank", 4, "--objective.kl_coef", 0.1],
+    ["--train.minibatches", 2, "--train.passes", 2, "--objective.algorithm", "gspo", "--objective.kl_coef", 0.1],
+], ids=["full", "lora with kl", "minibatches and a reference"])
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(model, prompts, tmp_path, more):
+    reward = python_reward(tmp_path)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    rl(tmp_path, model, prompts, whole, reward, *more, "--train.steps", 5)
+    arguments = rl_arguments(tmp_path, model, prompts, parts, reward, *more, "--train.steps", 5, "--ckpt.interval", 2,
+                             "--ckpt.resume", "auto")
+    process = subprocess.Popen([program("sluice"), *map(str, arguments)], stderr=subprocess.DEVNULL)
+    while not (parts / "checkpoints" / "step_2").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    run(*arguments)
+    assert curve(parts) == curve(whole)
+    for step in range(1, 6):
+        assert rollouts(parts, step) == rollouts(whole, step)
+    name = "adapter_model.safetensors" if "--lora.rank" in more else "model.safetensors"
+    assert (parts / "export" / name).read_bytes() == (whole / "export" / name).read_bytes()
+
+
+def test_one_update_a_step_needs_no_pass_before_it(model, prompts, tmp_path):
+    """Its log-probabilities are those of the training pass: the same numbers as with a separate pass, which two updates
+    with a learning rate of zero show."""
+    reward = python_reward(tmp_path)
+    for name, more in (("one", []), ("two", ["--train.passes", 2])):
+        rl(tmp_path, model, prompts, tmp_path / name, reward, "--train.steps", 1, "--optim.lr", 0, *more)
+    one, two = metrics(tmp_path / "one")[0], metrics(tmp_path / "two")[0]
+    for key in ("rollout/dlogp_mean", "rollout/dlogp_max", "train/loss", "train/entropy", "train/grad_norm"):
+        assert one[key] == two[key], key
+    assert two["perf/old_s"] > 0 and one["perf/old_s"] == 0
+
+
+def test_adapters_are_trained_and_their_base_is_the_reference(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    rl(tmp_path, model, prompts, out, python_reward(tmp_path), "--lora.rank", 4, "--objective.kl_coef", 0.01)
+    lines = metrics(out)
+    assert lines[0]["train/kl"] == 0   # B is 0
+    assert lines[3]["train/kl"] > 0
+    assert max(line["rollout/dlogp_mean"] for line in lines) <= 1e-5
+    assert (out / "export" / "adapter_config.json").exists()
+
+
+def test_the_reference_of_a_full_run_is_a_frozen_copy(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    rl(tmp_path, model, prompts, out, python_reward(tmp_path), "--objective.kl_coef", 0.01)
+    lines = metrics(out)
+    assert abs(lines[0]["train/kl"]) < 1e-9 and lines[3]["train/kl"] > 1e-6
+    assert "train/kl" not in metrics_without_kl(tmp_path, model, prompts)
+
+
+def metrics_without_kl(tmp_path, model, prompts):
+    rl(tmp_path, model, prompts, tmp_path / "plain", python_reward(tmp_path), "--train.steps", 1)
+    return metrics(tmp_path / "plain")[0]
+
+
+# ---- groups without signal ----
+
+def test_groups_without_spread_teach_nothing(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    rl(tmp_path, model, prompts, out, python_reward(tmp_path, "def reward(**_):\n    return 0.7\n"),
+       "--optim.weight_decay", 0)
+    for line in metrics(out):
+        assert line["rollout/zero_std_frac"] == 1
+        assert line["train/loss"] == 0 and line["train/grad_norm"] == 0 and line["train/advantage_max"] == 0
+
+
+def test_dynamic_sampling_ends_after_its_rounds(model, prompts, tmp_path):
+    done = rl(tmp_path, model, prompts, tmp_path / "run",
+              python_reward(tmp_path, "def reward(**_):\n    return 1.0\n"),
+              "--rollout.dynamic_sampling", "--rollout.max_rounds", 3, check=False)
+    assert done.returncode == 1
+    assert "after 3 rounds of dynamic sampling every group was uniform" in done.stderr
+
+
+def test_dynamic_sampling_fills_the_step_with_groups_that_differ(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    rl(tmp_path, model, prompts, out, python_reward(tmp_path, EVEN_LENGTHS.replace("% 2", "% 4")),
+       "--rollout.dynamic_sampling", "--rollout.samples", 3)
+    lines = metrics(out)
+    assert max(line["rollout/rounds"] for line in lines) > 1
+    for line in lines:
+        assert line["rollout/groups"] == 4
+        samples = rollouts(out, line["step"])
+        assert sum(sample["used"] for sample in samples) == 12
+
+
+# ---- rewards that misbehave ----
+
+FAULTS = """
+import os, time
+def reward(prompt, completion, answer, record):
+    what = len(completion) % 5
+    if what == 0:
+        raise ValueError("this one is not judged")
+    if what == 1:
+        os.write(1, b"rubbish\\n")
+        os._exit(3)
+    if what == 2:
+        return float("nan")
+    return float(what)
+"""
+
+
+def test_answers_that_cannot_be_judged_are_dropped_counted_and_told(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    done = rl(tmp_path, model, prompts, out, python_reward(tmp_path, FAULTS, retries=1), "--rollout.samples", 6)
+    failed = 0
+    for line in metrics(out):
+        samples = rollouts(out, line["step"])
+        assert len(samples) == 24   # none is lost, none is there twice
+        unjudged = [sample for sample in samples if sample["reward"] is None]
+        assert all(len(sample["completion"]) % 5 < 3 and not sample["used"] for sample in unjudged)
+        assert all(sample["reward"] == len(sample["completion"]) % 5 for sample in samples if sample["used"])
+        assert line["rollout/reward_failures"] == 2 * len(unjudged)   # a try and one more
+        failed += len(unjudged)
+    assert failed > 0
+    assert "this one is not judged" in done.stderr and "answers could not be judged and are left out" in done.stderr
+
+
+def test_a_reward_that_judges_nothing_ends_the_run(model, prompts, tmp_path):
+    done = rl(tmp_path, model, prompts, tmp_path / "run", python_reward(tmp_path, "def other():\n    pass\n", retries=0),
+              check=False)
+    assert done.returncode == 1
+    assert "no answer could be judged" in done.stderr and "has no attribute 'reward'" in done.stderr
+
+
+def test_a_reward_that_hangs_is_ended(model, prompts, tmp_path):
+    text = "import time\ndef reward(completion, **_):\n    time.sleep(60 * (len(completion) % 4 == 0))\n    return len(completion)\n"
+    done = rl(tmp_path, model, prompts, tmp_path / "run",
+              python_reward(tmp_path, text, retries=0, timeout_s=0.3, workers=2), "--train.steps", 1)
+    assert metrics(tmp_path / "run")[0]["rollout/failed"] > 0 or "within 0.3 s" not in done.stderr
+
+
+def test_sigterm_ends_after_the_step_with_a_checkpoint(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    arguments = rl_arguments(tmp_path, model, prompts, out, python_reward(tmp_path), "--train.steps", 1000)
+    process = subprocess.Popen([program("sluice"), *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+    while not (out / "metrics.jsonl").exists() or len(metrics(out)) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 75
+    last = metrics(out)[-1]["step"]
+    assert os.readlink(out / "checkpoints" / "latest") == f"step_{last}"
+    assert f"stopped on request after step {last}" in told
+
+
+# ---- what is refused ----
+
+@pytest.mark.parametrize("reward,more,said", [
+    ("", [], "no [[reward]] is given"),
+    ('[[reward]]\nkind = "format"', [], "kind = format needs pattern"),
+    ('[[reward]]\nkind = "format"\npattern = "("', [], "reward.pattern"),
+    ('[[reward]]\nkind = "math"\nbuffer = 3', [], "reward.buffer belongs to kind = length"),
+    ('[[reward]]\nkind = "python"\npython = "there_is_no.py:reward"', [], "there is no there_is_no.py"),
+    ('[[reward]]\nkind = "gsm8k"', ["--lora.rank", 2, "--lora.dropout", 0.1], "lora.dropout must be 0"),
+    ('[[reward]]\nkind = "gsm8k"', ["--rollout.max_tokens", 128], "leaves no place for a prompt"),
+    ('[[reward]]\nkind = "gsm8k"', ["--eval.samples", 4], "would be the same answer each time"),
+    ('[[reward]]\nkind = "gsm8k"', ["--rollout.dynamic_sampling", "--rollout.samples", 1], "compares answers"),
+    ('[[reward]]\nkind = "gsm8k"', ["--rollout.group_size", 4], "rollout.samples"),
+])
+def test_settings_that_cannot_work_are_refused_at_the_start(model, prompts, tmp_path, reward, more, said):
+    done = rl(tmp_path, model, prompts, tmp_path / "run", reward, *more, check=False)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("record,said", [
+    ({"text": "no prompt"}, "needs a prompt"),
+    ({"prompt": "no answer"}, "no answer to compare with"),
+    ({"prompt": "no number", "answer": "blue"}, "the answer gives no number"),
+])
+def test_records_that_cannot_be_used_are_named(model, tmp_path, record, said):
+    data = write_jsonl(tmp_path / "bad.jsonl", [{"prompt": "good", "answer": "1"}, record])
+    done = rl(tmp_path, model, data, tmp_path / "run", '[[reward]]\nkind = "gsm8k"', check=False)
+    assert done.returncode == 3 and "bad.jsonl:2" in done.stderr and said in done.stderr, done.stderr
