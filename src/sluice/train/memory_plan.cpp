@@ -10,7 +10,7 @@
 
 #include "sluice/layers/lora.h"
 #include "sluice/train/adamw.h"
-#include "sluice/train/sft.h"
+#include "sluice/train/setup.h"
 #include "sluice/train/step.h"
 
 namespace sluice {
