@@ -20,12 +20,17 @@ namespace sluice {
 struct ExportOptions {
   std::uint64_t max_shard_bytes = 5'000'000'000;  // one model.safetensors if all fits, shards and an index otherwise
   std::optional<std::string> config = {};         // config.json instead of the source's
+  bool fp8 = false;                               // the weights that the rules name for it in FP8 (checkpoint/fp8.h)
+  std::vector<Parameter*> fresh = {};             // not of the source: written beside the rest, as a new model's
 };
 
 // Writes what `source` holds with the parameters' present values: each tensor under its source name, shape and dtype;
-// those that were set aside are copied, but for a head that repeats the embedding. config.json and the companion files
-// are copied byte for byte. The set of tensors is compared with the source before the folder is put in place. Usage
-// error if `out` exists and is not empty; data error if the source does not fit the parameters.
+// those that were set aside, and tables held as stored, are copied, but for a head that repeats the embedding.
+// config.json and the companion files are copied byte for byte.
+// FP8 of the source becomes bfloat16, and config.json loses its quantization_config. With `fp8` it stays, and weights
+// become FP8, experts one by one; config.json says so, and names every module that is left out. The set of tensors is
+// compared with the source before the folder is put in place. Usage error if `out` exists and is not empty; data error
+// if the source does not fit the parameters.
 void export_model(const std::filesystem::path& out, const std::vector<Parameter*>& parameters,
                   const ModelFolder& source, const WeightRules& rules, const ExportOptions& options = {});
 

@@ -38,7 +38,10 @@ std::vector<MappedTensor> map_folder(const ModelFolder& folder, const std::vecto
                                      const WeightRules& rules) {
   std::vector<TensorInfo> on_disk;
   on_disk.reserve(folder.tensors().size());
-  for (const auto& tensor : folder.tensors()) on_disk.push_back(tensor.info());
+  for (const auto& tensor : folder.tensors()) {
+    on_disk.push_back(tensor.info());
+    if (tensor.scale != nullptr) on_disk.back().dtype = Dtype::kBF16;  // which is what it is read as
+  }
   return map_weights(folder.path().string(), on_disk, wanted_tensors(parameters), rules);
 }
 
@@ -75,6 +78,24 @@ void copy_runs(const MappedTensor& mapped, const Tensor& disk, const std::vector
   }
 }
 
+// What the map takes of a folder's tensor, in `dtype`; of an as_stored parameter as it lies there, with its scale
+// noted.
+Tensor read_mapped(const ModelFolder& folder, const ModelFolder::Tensor& tensor, const MappedTensor& mapped,
+                   Parameter& parameter, at::ScalarType dtype) {
+  Tensor read;
+  if (!parameter.as_stored) {
+    read = read_tensor(folder, tensor, held_dtype(parameter, dtype));
+  } else if (tensor.scale == nullptr) {
+    read = tensor_over(tensor.file, *tensor.stored);
+  } else if (tensor.scale->info.elements() == 1) {
+    read = tensor_over(tensor.file, *tensor.stored);
+    parameter.stored_scale = tensor_over(tensor.scale_file, *tensor.scale).item<double>();
+  } else {
+    read = read_tensor(folder, tensor, kBFloat16);
+  }
+  return read.sizes() == mapped.disk.shape ? read : read.narrow(0, 0, mapped.disk.shape[0]);
+}
+
 // Tensors such as hash constants, which a model is meaningless without.
 void check_exact(const ModelFolder& folder, const Parameter& parameter, const std::string& disk_name) {
   if (parameter.init.kind != Init::Kind::kExact) return;
@@ -100,6 +121,7 @@ LoadReport load_parameters(const ModelFolder& folder, const std::vector<Paramete
   for (auto* parameter : parameters) {
     parameter->value = Tensor();
     parameter->pieces.clear();
+    parameter->stored_scale = 1;
   }
   std::map<Parameter*, std::map<std::int64_t, Tensor>> pieces;  // of those held as stored, by offset
   for (std::size_t i = 0; i < map.size(); ++i) {
@@ -107,9 +129,10 @@ LoadReport load_parameters(const ModelFolder& folder, const std::vector<Paramete
     report.rows.push_back({mapped.disk, parameter_names(mapped, parameters), mapped.aside_reason});
     if (mapped.runs.empty()) continue;
     const auto& tensor = folder.tensors()[i];
-    const auto disk = tensor_over(tensor.file, *tensor.stored);
-    if (auto& parameter = *parameters[mapped.runs[0].parameter]; disk.sizes() == parameter.shape) {  // the whole of it
-      parameter.value = parameter.as_stored ? disk : disk.to(held_dtype(parameter, model_dtype));
+    auto& parameter = *parameters[mapped.runs[0].parameter];
+    const auto disk = read_mapped(folder, tensor, mapped, parameter, model_dtype);
+    if (disk.sizes() == parameter.shape) {  // the whole of it
+      parameter.value = disk;
       report.shared += parameter.value.const_data_ptr() == tensor.bytes().data() ? 1 : 0;
       check_exact(folder, parameter, mapped.disk.name);
     } else if (parameter.as_stored) {

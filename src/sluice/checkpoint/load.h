@@ -31,7 +31,7 @@ struct LoadReport {
 // What these parameters ask of a folder.
 std::vector<WantedTensor> wanted_tensors(const std::vector<Parameter*>& parameters);
 
-// The map alone, without touching a parameter. Data error as map_weights().
+// The map alone, without touching a parameter; FP8 tensors count as bfloat16. Data error as map_weights().
 std::vector<MappedTensor> map_folder(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
                                      const WeightRules& rules);
 

@@ -6,6 +6,7 @@
 #include <cassert>
 #include <cstdint>
 
+#include "sluice/checkpoint/fp8.h"
 #include "sluice/core/error.h"
 
 namespace sluice {
@@ -51,6 +52,12 @@ Tensor tensor_over(const std::shared_ptr<const SafetensorsFile>& file, const Sto
   }
   return at::from_blob(
       bytes.data(), stored.info.shape, [file](void*) {}, options);
+}
+
+Tensor read_tensor(const ModelFolder& folder, const ModelFolder::Tensor& tensor, at::ScalarType dtype) {
+  const auto stored = tensor_over(tensor.file, *tensor.stored);
+  if (tensor.scale == nullptr) return stored.to(dtype);
+  return fp8_values(stored, tensor_over(tensor.scale_file, *tensor.scale), folder.fp8_block(), dtype);
 }
 
 TensorInfo tensor_info(std::string name, const Tensor& tensor) {

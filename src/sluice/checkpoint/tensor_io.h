@@ -6,6 +6,7 @@
 #include <span>
 
 #include "sluice/core/tensor.h"
+#include "sluice/formats/model_folder.h"
 #include "sluice/formats/safetensors.h"
 
 namespace sluice {
@@ -16,6 +17,10 @@ Dtype stored_dtype(at::ScalarType type);  // fails for a type that safetensors h
 // A tensor over the file's mapping, which it keeps open: no copy, and writing to it changes this process's view alone.
 // Copied where the file did not align it for its dtype.
 Tensor tensor_over(const std::shared_ptr<const SafetensorsFile>& file, const StoredTensor& stored);
+
+// A folder's tensor in `dtype`: over the mapping where it has that dtype, otherwise converted. FP8 is multiplied by its
+// scales.
+Tensor read_tensor(const ModelFolder& folder, const ModelFolder::Tensor& tensor, at::ScalarType dtype);
 
 // What a tensor is on disk, under `name`.
 TensorInfo tensor_info(std::string name, const Tensor& tensor);

@@ -5,7 +5,9 @@
 
 #include "sluice/checkpoint/adapter.h"
 #include "sluice/checkpoint/export.h"
+#include "sluice/checkpoint/load.h"
 #include "sluice/checkpoint/training_checkpoint.h"
+#include "sluice/core/error.h"
 #include "sluice/core/log.h"
 #include "sluice/formats/model_folder.h"
 #include "sluice/models/family.h"
@@ -86,9 +88,34 @@ LoraSettings take_adapters(const nlohmann::json& adapters, const Masters& master
           .dropout = adapters.at("dropout").get<double>()};
 }
 
+ExportOptions export_options(const ExportCommandOptions& options) {
+  return {.max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9),
+          .fp8 = options.dtype == ExportDtype::kFp8};
+}
+
+// All of a folder's model as it lies there.
+void load_all(const ModelFolder& folder, const Model& model) {
+  const auto parameters = model.parameters();
+  const auto map = map_folder(folder, parameters, model.weights);
+  load_parameters(folder, parameters, model.weights, lossless_dtype(map, parameters));
+}
+
+ExitCode export_folder(const ExportCommandOptions& options, const Invocation& invocation) {
+  if (!options.base.empty())
+    fail_usage("export: {} is a model folder and needs no --base", options.checkpoint.string());
+  const ModelFolder folder(options.checkpoint);
+  const auto model = build_model(folder.config(), (folder.path() / kConfigFile).string());
+  load_all(folder, model);
+  if (invocation.dry_run) return ExitCode::kDone;
+  export_model(options.out, model.parameters(), folder, model.weights, export_options(options));
+  log_info("exported {} to {}", folder.path().string(), options.out.string());
+  return ExitCode::kDone;
+}
+
 }  // namespace
 
 ExitCode run_export(const ExportCommandOptions& options, const Invocation& invocation) {
+  if (std::filesystem::exists(options.checkpoint / kConfigFile)) return export_folder(options, invocation);
   const auto checkpoint = find_checkpoint(options.checkpoint);
   const auto state = read_checkpoint(checkpoint);
   const ModelFolder base(options.base.empty() ? base_of(state) : options.base);
@@ -97,16 +124,20 @@ ExitCode run_export(const ExportCommandOptions& options, const Invocation& invoc
   const auto model = build_model(base.config(), where, {.mtp = mtp != MtpTraining::kOff});
   const Masters masters(state, checkpoint.string(), base.path().string());
   const auto adapters = state.meta.value("adapters", nlohmann::json());
+  const bool fp8 = options.dtype == ExportDtype::kFp8;
   if (!adapters.is_null()) {
+    if (fp8)
+      fail_usage("export: {} holds adapters; merge them first, then export the model to FP8", checkpoint.string());
     const auto settings = take_adapters(adapters, masters, model.parameters());
     if (invocation.dry_run) return ExitCode::kDone;
     export_adapter(options.out, model.parameters(), settings, base, model.weights);
   } else {
-    const auto parameters = trained_parameters(model, mtp);
-    for (auto* parameter : parameters) masters.fill(*parameter);
+    const auto trained = trained_parameters(model, mtp);
+    if (fp8) load_all(base, model);  // what was not trained becomes FP8 too
+    for (auto* parameter : trained) masters.fill(*parameter);
     if (invocation.dry_run) return ExitCode::kDone;
-    export_model(options.out, parameters, base, export_rules(model, mtp),
-                 {.max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
+    export_model(options.out, fp8 ? model.parameters() : trained, base, fp8 ? model.weights : export_rules(model, mtp),
+                 export_options(options));
   }
   log_info("exported step {} to {}", state.step, options.out.string());
   return ExitCode::kDone;

@@ -40,19 +40,20 @@ ExitCode run_inspect(const InspectOptions& options, const Invocation&) {
 
   std::map<std::string, Total> by_dtype, aside;
   Total trained, frozen, tables;
-  for (const auto& tensor : map) {
+  for (std::size_t i = 0; i < map.size(); ++i) {
+    const auto& tensor = map[i];
+    const auto& stored = folder.tensors()[i].info();
     if (options.tensors) {
-      fmt::print("{:<72} {:<18} {:<8} -> {}\n", tensor.disk.name, shape_text(tensor.disk.shape),
-                 dtype_name(tensor.disk.dtype),
+      fmt::print("{:<72} {:<18} {:<8} -> {}\n", stored.name, shape_text(stored.shape), dtype_name(stored.dtype),
                  tensor.runs.empty() ? "set aside: " + tensor.aside_reason : parameter_names(tensor, parameters));
     }
-    by_dtype[std::string(dtype_name(tensor.disk.dtype))].add(tensor.disk);
+    by_dtype[std::string(dtype_name(stored.dtype))].add(stored);
     const auto* parameter = tensor.runs.empty() ? nullptr : parameters[tensor.runs[0].parameter];
     auto& kind = parameter == nullptr   ? aside[tensor.aside_reason]
                  : parameter->as_stored ? tables
                  : parameter->frozen    ? frozen
                                         : trained;
-    kind.add(tensor.disk);
+    kind.add(stored);
   }
   if (options.tensors) fmt::print("\n");
   fmt::print("{:<32} {} (model_type {})\n", "family", family.name, folder.config().value("model_type", ""));

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "sluice/core/error.h"
-#include "sluice/core/wildcard.h"
 #include "sluice/core/files.h"
+#include "sluice/core/wildcard.h"
 #include "sluice/formats/json.h"
 
 namespace sluice {
@@ -45,6 +45,40 @@ std::string what_is_there_instead(const fs::path& folder) {
   }
   return other.empty() ? "Download the weights into it."
                        : fmt::format("Its {} has no index; download that too.", other);
+}
+
+// weight_block_size of a config's quantization_config; 128 x 128 where there is none.
+BlockSize read_block_size(const json& config, const std::string& where) {
+  const auto quantization = config.value(kQuantizationKey, json());
+  const auto sizes = quantization.is_object() ? quantization.value("weight_block_size", json()) : json();
+  if (sizes.is_null()) return {};
+  constexpr std::int64_t kMost = 1 << 20;
+  const auto is_size = [](const json& size) {
+    return size.is_number_integer() && size.get<std::int64_t>() > 0 && size.get<std::int64_t>() <= kMost;
+  };
+  if (!sizes.is_array() || sizes.size() != 2 || !is_size(sizes[0]) || !is_size(sizes[1])) {
+    fail_data("{}.{}.weight_block_size: expected two sizes from 1 to {}, found {}", where, kQuantizationKey, kMost,
+              printable(sizes.dump().substr(0, 80)));
+  }
+  return {sizes[0].get<std::int64_t>(), sizes[1].get<std::int64_t>()};
+}
+
+std::vector<std::int64_t> scale_shape(std::vector<std::int64_t> shape, BlockSize block) {
+  if (shape.size() < 2) return {1};
+  auto &rows = shape[shape.size() - 2], &columns = shape[shape.size() - 1];
+  rows = blocks_of(rows, block.rows);
+  columns = blocks_of(columns, block.columns);
+  return shape;
+}
+
+// "a.b.weight" and "a.b.shard_3.weight" to "a.b.weight_scale"; empty for another name.
+std::string one_scale_name(std::string_view name) {
+  constexpr std::string_view kWeight = ".weight", kShard = ".shard_";
+  if (!name.ends_with(kWeight)) return "";
+  name.remove_suffix(kWeight.size());
+  const auto dot = name.rfind('.');
+  if (dot != std::string_view::npos && name.substr(dot).starts_with(kShard)) name = name.substr(0, dot);
+  return std::string(name) + ".weight_scale";
 }
 
 }  // namespace
@@ -97,6 +131,7 @@ ModelFolder::ModelFolder(fs::path path) : path_(std::move(path)), config_(read_m
   }
   std::ranges::sort(tensors_, {}, [](const Tensor& tensor) -> const std::string& { return tensor.info().name; });
   refuse_layout_markers();
+  pair_scales();
 }
 
 void ModelFolder::open_single_file() {
@@ -143,6 +178,35 @@ void ModelFolder::open_shards() {
       }
     }
   }
+}
+
+void ModelFolder::pair_scales() {
+  fp8_block_ = read_block_size(config_, (path_ / kConfigFile).string());
+  std::set<const StoredTensor*> scales;
+  const auto find = [&](const std::string& name) {
+    const auto found = std::ranges::lower_bound(
+        tensors_, name, {}, [](const Tensor& tensor) -> const std::string& { return tensor.info().name; });
+    return found == tensors_.end() || found->info().name != name ? nullptr : &*found;
+  };
+  for (auto& tensor : tensors_) {
+    if (tensor.info().dtype != Dtype::kF8E4M3) continue;
+    const auto* by_block = find(tensor.info().name + std::string(kScaleSuffix));
+    const auto* scale = by_block != nullptr ? by_block : find(one_scale_name(tensor.info().name));
+    if (scale == nullptr) continue;
+    const auto& found = scale->info();
+    const auto expected = scale_shape(tensor.info().shape, fp8_block_);
+    const bool fits = by_block != nullptr ? found.shape == expected : found.elements() == 1;
+    if (!fits || !is_plain_float(found.dtype)) {
+      fail_data("{}: {}: expected {} of a float dtype, one scale for each block of {} x {} of {}, found {} {}",
+                path_.string(), printable(found.name), by_block != nullptr ? shape_text(expected) : "[1]",
+                fp8_block_.rows, fp8_block_.columns, shape_text(tensor.info().shape), shape_text(found.shape),
+                dtype_name(found.dtype));
+    }
+    tensor.scale_file = scale->file;
+    tensor.scale = scale->stored;
+    scales.insert(scale->stored);
+  }
+  std::erase_if(tensors_, [&](const Tensor& tensor) { return scales.contains(tensor.stored); });
 }
 
 void ModelFolder::refuse_layout_markers() const {

@@ -38,21 +38,38 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
 // licence. Names, sorted.
 std::vector<std::string> companion_files(const std::filesystem::path& folder);
 
+// Rows and columns of a weight that share a scale.
+struct BlockSize {
+  std::int64_t rows = 128, columns = 128;
+};
+constexpr std::int64_t blocks_of(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
+
+inline constexpr std::string_view kQuantizationKey = "quantization_config";  // of config.json
+inline constexpr std::string_view kScaleSuffix = "_scale_inv";               // of an FP8 tensor's name: its scales
+
 class ModelFolder {
  public:
   struct Tensor {
     std::shared_ptr<const SafetensorsFile> file;
     const StoredTensor* stored;  // owned by file
+    std::shared_ptr<const SafetensorsFile> scale_file = {};
+    const StoredTensor* scale = nullptr;  // of an FP8 tensor: its values are this times what is stored
     const TensorInfo& info() const { return stored->info; }
     std::span<std::byte> bytes() const { return file->bytes(*stored); }
   };
 
-  // Data error if the config, the index, a shard or a tensor that the index names is missing or damaged.
+  // Data error if the config, the index, a shard or a tensor that the index names is missing or damaged, or the scales
+  // of an FP8 tensor do not fit it.
   explicit ModelFolder(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
   const nlohmann::json& config() const { return config_; }
-  const std::vector<Tensor>& tensors() const { return tensors_; }  // sorted by name
+
+  // Sorted by name; the scales of an FP8 tensor are with it. They are either one for each block of its last two
+  // dimensions, named after it with "_scale_inv", or one number for all of it: "NAME.weight_scale" for "NAME.weight"
+  // and for the shards of a table, "NAME.shard_3.weight".
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  BlockSize fp8_block() const { return fp8_block_; }  // weight_block_size of quantization_config
 
   // Tensors that lie in a shard but that the index does not give to it: they are not read. "NAME in FILE".
   const std::vector<std::string>& unlisted() const { return unlisted_; }
@@ -60,6 +77,7 @@ class ModelFolder {
  private:
   void open_single_file();
   void open_shards();
+  void pair_scales();
   void refuse_layout_markers() const;
 
   std::filesystem::path path_;
@@ -67,6 +85,7 @@ class ModelFolder {
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::vector<Tensor> tensors_;
   std::vector<std::string> unlisted_;
+  BlockSize fp8_block_;
 };
 
 // Key under which some trainers mark weights that are permuted or fused for their own use. Neither read nor written.

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <map>
 #include <numeric>
+#include <ranges>
 #include <unordered_map>
 
 #include "sluice/core/edit_distance.h"
@@ -258,12 +259,25 @@ class Mapper {
       }
     }
     for (const auto& [key, indices] : filled.pieces) {
-      if (key.first >= numbers) unexpected_.add(printable(mapped_[indices[0]].disk.name));
+      if (key.first < numbers) continue;
+      if (is_cropped(wanted)) {
+        mapped_[indices[0]].aside_reason = "cut off";
+        mapped_[indices[0]].exported = false;
+      } else {
+        unexpected_.add(printable(mapped_[indices[0]].disk.name));
+      }
     }
   }
 
+  bool is_cropped(const WantedTensor& wanted) const {
+    return std::ranges::any_of(rules_.cropped, [&](const auto& pattern) { return matches(pattern, wanted.name); });
+  }
+
   void check_one(std::size_t index, const WantedTensor& wanted, const std::vector<std::int64_t>& shape) {
-    const auto& disk = mapped_[index].disk;
+    auto& disk = mapped_[index].disk;
+    const bool larger = disk.shape.size() == shape.size() && !shape.empty() && disk.shape[0] > shape[0] &&
+                        std::ranges::equal(disk.shape | std::views::drop(1), shape | std::views::drop(1));
+    if (larger && is_cropped(wanted)) disk.shape = shape;
     if (disk.shape != shape) {
       misshapen_.add(
           fmt::format("{}: expected {}, found {}", printable(disk.name), shape_text(shape), shape_text(disk.shape)));
@@ -297,7 +311,9 @@ class Mapper {
       }
       if (nearest != nullptr) return fmt::format("{} looks like {} under another name; rename it.", *nearest, missing);
     }
-    if (!unusable_.texts().empty()) return "Quantised weights cannot be trained; give the bf16 folder of this model.";
+    if (!unusable_.texts().empty())
+      return "FP8 needs its scales, NAME_scale_inv; other quantised weights are not read: give the bf16 folder of this "
+             "model.";
     return "Check that config.json and the weights are of the same model, and download the folder again.";
   }
 
@@ -327,6 +343,23 @@ void append_pieces(const WantedTensor& wanted, std::size_t parameter, const Weig
 }
 
 }  // namespace
+
+std::vector<MappedTensor> in_pieces(const MappedTensor& whole, std::span<const WantedTensor> wanted,
+                                    const WeightRules& rules) {
+  std::vector<MappedTensor> pieces;
+  if (whole.runs.size() != 1 || whole.disk.shape != wanted[whole.runs[0].parameter].shape) return pieces;
+  const auto parameter = whole.runs[0].parameter;
+  const auto rule = std::ranges::find_if(rules.pieces, [&](const WeightRules::Pieces& candidate) {
+    return candidate.stacked && wanted[parameter].name.ends_with(candidate.parameter);
+  });
+  if (rule == rules.pieces.end()) return pieces;
+  append_pieces(wanted[parameter], parameter, *rule, pieces);
+  for (auto& piece : pieces) {
+    piece.disk.name = disk_name(piece.disk.name, prefix_of(whole.disk.name, rules));
+    piece.disk.dtype = whole.disk.dtype;
+  }
+  return pieces;
+}
 
 std::vector<MappedTensor> map_weights(const std::string& where, std::span<const TensorInfo> on_disk,
                                       std::span<const WantedTensor> wanted, const WeightRules& rules) {

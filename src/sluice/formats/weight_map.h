@@ -53,6 +53,11 @@ struct WeightRules {
     std::vector<Part> parts;
     std::vector<Part> stretches() const;  // the tensor from its first row to its last, one part of a group each
   };
+  // Parameters, by pattern of their name, of which the model has fewer entries of the first dimension than the disk:
+  // the first ones are taken.
+  std::vector<std::string> cropped = {};
+  // What the family's published FP8 folders hold in FP8, by pattern of the name on disk, experts one by one.
+  std::vector<std::string> fp8 = {};
   std::vector<Prefix> prefixes = {};
   std::vector<Aside> aside = {};
   std::vector<Pieces> pieces = {};
@@ -87,7 +92,7 @@ struct Run {
 };
 
 struct MappedTensor {
-  TensorInfo disk;
+  TensorInfo disk;             // of a cropped one what is taken of it
   std::vector<Run> runs = {};  // one after another they are the tensor; none: set aside
   std::string aside_reason = {};
   bool exported = true;
@@ -98,6 +103,11 @@ struct MappedTensor {
 // first of each.
 std::vector<MappedTensor> map_weights(const std::string& where, std::span<const TensorInfo> on_disk,
                                       std::span<const WantedTensor> wanted, const WeightRules& rules);
+
+// A tensor that is the whole of a stacked parameter, as the pieces that the rules know it in; empty where they know
+// none.
+std::vector<MappedTensor> in_pieces(const MappedTensor& whole, std::span<const WantedTensor> wanted,
+                                    const WeightRules& rules);
 
 // How a new model is written: each parameter as it is, in pieces or interleaved with others, as the rules say. `dtypes`
 // are those of the parameters.

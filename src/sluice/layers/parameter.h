@@ -39,7 +39,8 @@ struct Parameter {
   bool as_stored = false;  // a frozen table read by rows: held in the file's dtype, over its mapping, never copied
   bool adaptable = false;  // a projection, y = x W^T, that can have an adapter (layers/lora.h)
   Init init;
-  Tensor value = {};  // undefined until initialize() or the loader sets it
+  double stored_scale = 1;  // of an as_stored parameter: its values are this times what is stored
+  Tensor value = {};        // undefined until initialize() or the loader sets it
   std::vector<Tensor> pieces =
       {};  // of an as_stored parameter that lies in pieces: its rows in order, instead of value
   std::shared_ptr<LoraAdapter> adapter = {};

@@ -125,7 +125,8 @@ Tensor NgramEmbedding::forward(const Tensor& tokens, const Pack& pack, Tensor* h
     if (past != nullptr) std::copy(sequence.end() - context, sequence.end(), past);
   }
   const auto pieces = table_.value.defined() ? std::vector{table_.value} : table_.pieces;
-  return gather_rows(pieces, rows).view({ids.numel(), -1}).to(activations);
+  const auto found = gather_rows(pieces, rows).view({ids.numel(), -1});
+  return (table_.stored_scale == 1 ? found : found.to(kFloat) * table_.stored_scale).to(activations);
 }
 
 PerLayerEmbedding::PerLayerEmbedding(const PerLayerEmbeddingSizes& s)

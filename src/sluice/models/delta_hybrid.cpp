@@ -152,7 +152,10 @@ std::unique_ptr<MultiTokenPrediction> hybrid_mtp(const HybridConfig& c, std::uni
 }
 
 WeightRules hybrid_weight_rules(const HybridConfig& c) {
-  WeightRules rules{.prefixes = {{"model.language_model.", "model."}},
+  // The gates of the delta net, of experts and of the shared expert are as sensitive as they are small.
+  WeightRules rules{.fp8 = {"*.self_attn.*_proj.weight", "*.linear_attn.in_proj_qkv*.weight",
+                            "*.linear_attn.in_proj_z.weight", "*.linear_attn.out_proj.weight", "*.mlp.*_proj.weight"},
+                    .prefixes = {{"model.language_model.", "model."}},
                     .aside = {{"model.visual.*", "vision tower"}, {"mtp.*", "multi-token prediction head"}}};
   if (c.tie_word_embeddings)
     rules.aside.push_back({"lm_head.weight", "head, tied to the embedding", /*exported=*/false});

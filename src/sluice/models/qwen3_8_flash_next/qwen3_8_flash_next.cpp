@@ -168,6 +168,7 @@ Model build(const nlohmann::json& config, const std::string& where, const BuildO
   for (const bool full : c.hybrid.is_full_attention) parts.blocks.push_back(block(c, full));
   auto rules = hybrid_weight_rules(c.hybrid);
   rules.pieces = expert_pieces(/*fresh=*/false);
+  rules.fp8 = {"*.mlp.experts.*_proj.weight"};
   add_embeddings(c, parts, rules);
   return {.decoder = std::make_unique<Decoder>(std::move(parts)),
           .weights = std::move(rules),
