@@ -337,7 +337,8 @@ def test_what_is_no_checkpoint_is_refused(sound, data, tmp_path):
         return run("export", source, "--out", tmp_path / "out", "--quiet", check=False)
 
     sft(sound, data, tmp_path / "run", "--train.steps", 1)
-    check_refused(export(sound), DATA, str(sound), "neither a checkpoint")
+    (tmp_path / "empty").mkdir()
+    check_refused(export(tmp_path / "empty"), DATA, str(tmp_path / "empty"), "neither a checkpoint", "nor a model folder")
     check_refused(export(tmp_path / "none"), DATA, "none")
     checkpoint = tmp_path / "run" / "checkpoints" / "step_1"
     meta = json.loads((checkpoint / "meta.json").read_text())

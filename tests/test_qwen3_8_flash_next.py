@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers.models.qwen4_exp import modeling_qwen4_exp as modeling
 
 from conftest import program, run
-from parity import EXPERTS, MODEL, Family, ours, random_sequences, relative, save_as_in_memory, theirs, theirs_exactly
-from runs import add_tokenizer, same_bits, sft, token_records, write_jsonl
+from parity import EXPERTS, MODEL, Family, ours, random_sequences, relative, save_as_in_memory, theirs, theirs_exactly, widened
+from runs import add_tokenizer, exported, metrics, same_bits, sft, token_records, write_jsonl
 
 # Four blocks of four tokens are chosen; three n-gram heads of each order; two tables.
 SETTINGS = MODEL | EXPERTS | dict(
@@ -311,3 +311,77 @@ def test_inspect_counts_the_published_size(tmp_path):
     assert sum(kinds[0] for name, kinds in rows.items() if not name.startswith("stored")) == len(tensors)
     assert rows["set aside: vision tower"][0] == rows["set aside: multi-token prediction head"][0] == 1
     assert shown.count("-> model.layers.1.ple.ple_embedding.ngram_embedding.weight") == 128
+
+
+class FlashMtp(torch.nn.Module):
+    """The multi-token prediction block that transformers leaves out, of its parts and named as in checkpoints below "mtp.":
+    from the streams before the final mixer and the next tokens to logits of the tokens after those."""
+
+    def __init__(self, config, seed=7):
+        super().__init__()
+        torch.manual_seed(seed)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.pre_fc_norm_embedding = modeling.Qwen4ExpTextRMSNorm(size, eps=eps)
+        self.pre_fc_norm_hidden = modeling.Qwen4ExpTextRMSNorm(config.hc_count * size, eps=eps)   # one norm over all streams
+        self.fc_embedding, self.fc_hidden = (torch.nn.Linear(size, size, bias=False) for _ in range(2))
+        self.layers = torch.nn.ModuleList([modeling.Qwen4ExpTextDecoderLayer(config, config.layer_types.index("indexed_attention"))])
+        self.hyper_connection_mixer = modeling.Qwen4ExpTextGatedResidual(config, use_combine=False)
+        for name, parameter in self.named_parameters():
+            torch.nn.init.normal_(parameter, std=0.06 if parameter.dim() > 1 else 0.2)
+
+    def forward(self, model, streams, ids):
+        """streams [1, T, n D] of ids [1, T] to logits [T - 1, V]; the last one is for a token that is not there."""
+        e = self.fc_embedding(self.pre_fc_norm_embedding(model.model.embed_tokens(ids[:, 1:])))
+        hidden = self.pre_fc_norm_hidden(streams[:, :-1])
+        h = self.fc_hidden(hidden.unflatten(-1, (-1, e.shape[-1]))) + e.unsqueeze(-2)
+        length = e.shape[1]
+        positions = torch.arange(length).expand(3, 1, -1)
+        mask = torch.full((length, length), torch.finfo(h.dtype).min, dtype=h.dtype).triu(1)[None, None]
+        out = self.layers[0](h.flatten(-2), position_embeddings=model.model.rotary_emb(e, positions), attention_mask=mask)
+        return model.lm_head(self.hyper_connection_mixer(out))[0]
+
+
+def test_multi_token_prediction_is_trained_with_the_model(tmp_path):
+    """Losses and the norm of all gradients of one step, past the sparse budget, against float64."""
+    model = flash_next(**TWO_LAYERS | dict(vocab_size=1024, num_key_value_heads=2))
+    block = FlashMtp(model.config)
+    save_as_in_memory(model, tmp_path / "model", block)
+    add_tokenizer(tmp_path / "model")
+    records = token_records(3, 25, 40)
+    data = write_jsonl(tmp_path / "train.jsonl", records)
+    sft(tmp_path / "model", data, tmp_path / "run", "--train.steps", 1, "--train.mtp", "joint")
+    line = metrics(tmp_path / "run")[0]
+
+    exact, exact_block = model.double(), block.double()
+    seen = []
+    exact.model.hyper_connection_mixer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    sums, weights = [0, 0], [0, 0]
+    with widened(modeling):
+        for record in records:
+            ids = torch.tensor([record["tokens"]])
+            mask = torch.tensor(record.get("loss_mask", [1] * ids.shape[1]), dtype=torch.float64)
+            logits = exact(ids, use_cache=False).logits[0]
+            for ahead, found in enumerate((logits, exact_block(exact, seen.pop(), ids)), start=1):
+                nll = torch.nn.functional.cross_entropy(found[:ids.shape[1] - ahead], ids[0, ahead:], reduction="none")
+                sums[ahead - 1] = sums[ahead - 1] + (nll * mask[ahead:]).sum()
+                weights[ahead - 1] += mask[ahead:].sum()
+        loss, ahead = sums[0] / weights[0], sums[1] / weights[1]
+        (loss + 0.1 * ahead).backward()
+    gradients = [p.grad.flatten() for module in (exact, exact_block) for p in module.parameters() if p.grad is not None]
+    assert line["train/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert line["train/mtp_loss"] == pytest.approx(ahead.item(), rel=1e-5)
+    assert line["train/grad_norm"] == pytest.approx(torch.cat(gradients).norm().item(), rel=1e-4)
+
+
+def test_multi_token_prediction_alone_moves_nothing_else(tmp_path):
+    model = flash_next(**TWO_LAYERS | dict(vocab_size=1024))
+    save_as_in_memory(model, tmp_path / "model", FlashMtp(model.config))
+    add_tokenizer(tmp_path / "model")
+    data = write_jsonl(tmp_path / "train.jsonl", token_records(4, 25, 40))
+    sft(tmp_path / "model", data, tmp_path / "run", "--train.steps", 3, "--train.mtp", "only", "--optim.lr", 1e-2)
+    before, after = load_file(tmp_path / "model" / "model.safetensors"), exported(tmp_path / "run")
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if name.startswith("mtp.") and ".indexer." not in name}
+    lines = metrics(tmp_path / "run")
+    assert lines[-1]["train/mtp_loss"] < lines[0]["train/mtp_loss"]

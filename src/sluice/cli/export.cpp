@@ -19,8 +19,10 @@ namespace {
 std::filesystem::path find_checkpoint(const std::filesystem::path& given) {
   if (std::filesystem::exists(given / "meta.json")) return given;
   if (const auto latest = find_latest(given)) return *latest;
-  fail_data("{}: neither a checkpoint (no meta.json) nor a run folder with one (no checkpoints/step_N)",
-            given.string());
+  fail_data(
+      "{}: neither a checkpoint (no meta.json), nor a run folder with one (no checkpoints/step_N), nor a model folder "
+      "(no config.json)",
+      given.string());
 }
 
 std::filesystem::path base_of(const TrainingState& state) {

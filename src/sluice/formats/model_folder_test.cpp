@@ -149,5 +149,39 @@ TEST(ModelFolder, KnowsItsCompanions) {
                           "tokenizer_config.json", "video_preprocessor_config.json", "vocab.json"));
 }
 
+// A folder of one FP8 weight [300, 130] and `scale`.
+void write_fp8(const TemporaryFolder& folder, const TensorInfo& scale, const std::string& block = "[128, 64]") {
+  write_file(folder / "config.json", R"({"quantization_config": {"weight_block_size": )" + block + "}}");
+  write_safetensors(folder / kWeightsFile, {{"x.weight", Dtype::kF8E4M3, {300, 130}}, scale});
+}
+std::string fp8_error(const TensorInfo& scale, const std::string& block = "[128, 64]") {
+  const TemporaryFolder folder;
+  write_fp8(folder, scale, block);
+  return data_error([&] { ModelFolder{folder.path()}; });
+}
+
+TEST(ModelFolder, TheScalesOfAnFp8TensorGoWithIt) {
+  for (const auto& scale :
+       {TensorInfo{"x.weight_scale_inv", Dtype::kBF16, {3, 3}}, TensorInfo{"x.weight_scale", Dtype::kF32, {1}}}) {
+    const TemporaryFolder folder;
+    write_fp8(folder, scale);
+    const ModelFolder model(folder.path());
+    ASSERT_EQ(model.tensors().size(), 1u);
+    ASSERT_NE(model.tensors()[0].scale, nullptr);
+    EXPECT_EQ(model.tensors()[0].scale->info.name, scale.name);
+    EXPECT_EQ(model.fp8_block().columns, 64);
+  }
+}
+
+TEST(ModelFolder, ScalesThatDoNotFitAreRefused) {
+  EXPECT_THAT(fp8_error({"x.weight_scale_inv", Dtype::kBF16, {3, 2}}),
+              HasSubstr("x.weight_scale_inv: expected [3, 3] of a float dtype, one scale for each block of 128 x 64 of "
+                        "[300, 130], found [3, 2] BF16"));
+  EXPECT_THAT(fp8_error({"x.weight_scale_inv", Dtype::kU8, {3, 3}}), HasSubstr("found [3, 3] U8"));
+  EXPECT_THAT(fp8_error({"x.weight_scale", Dtype::kF32, {300}}), HasSubstr("expected [1]"));
+  EXPECT_THAT(fp8_error({"x.weight_scale_inv", Dtype::kBF16, {3, 3}}, "[128]"), HasSubstr("weight_block_size"));
+  EXPECT_THAT(fp8_error({"x.weight_scale_inv", Dtype::kBF16, {3, 3}}, "[0, 128]"), HasSubstr("weight_block_size"));
+}
+
 }  // namespace
 }  // namespace sluice

@@ -218,5 +218,44 @@ TEST(WeightMap, AFreshModelIsWrittenAsItsRulesSayAndReadsBack) {
   EXPECT_EQ(joined[0].dtype, Dtype::kF32);
 }
 
+TEST(WeightMap, OfACroppedParameterTheFirstRowsAreTaken) {
+  auto rules = kRules;
+  rules.cropped = {"*.mlp.experts.*"};
+  const std::vector<TensorInfo> fused = {bf16("model.mlp.experts.gate_up_proj", {3, 6, 4}),
+                                         bf16("model.mlp.experts.down_proj", {3, 4, 3})};
+  const auto taken = map_weights("folder", fused, kExperts, rules);
+  EXPECT_EQ(taken[0].disk.shape, kExperts[0].shape);
+  EXPECT_EQ(taken[0].runs.at(0).elements, 2 * 6 * 4);
+  EXPECT_THAT(error(fused, kExperts), HasSubstr("of another shape"));  // without the rule
+
+  std::vector<TensorInfo> split;
+  for (const auto* part : {"gate_proj", "up_proj", "down_proj"}) {
+    for (int expert = 0; expert < 3; ++expert) {
+      const bool down = std::string_view(part) == "down_proj";
+      split.push_back(bf16(fmt::format("model.mlp.experts.{}.{}.weight", expert, part),
+                           down ? std::vector<std::int64_t>{4, 3} : std::vector<std::int64_t>{3, 4}));
+    }
+  }
+  for (const auto& tensor : map_weights("folder", split, kExperts, rules)) {
+    const bool cut_off = tensor.disk.name.find(".2.") != std::string::npos;
+    EXPECT_EQ(tensor.runs.empty(), cut_off) << tensor.disk.name;
+    EXPECT_EQ(tensor.exported, !cut_off) << tensor.disk.name;
+  }
+}
+
+TEST(WeightMap, FusedExpertsAreKnownAsPiecesToo) {
+  const auto whole = map({bf16("model.language_model.mlp.experts.gate_up_proj", {2, 6, 4}),
+                          bf16("model.language_model.mlp.experts.down_proj", {2, 4, 3})},
+                         kExperts);
+  const auto pieces = in_pieces(whole[0], kExperts, kRules);
+  ASSERT_EQ(pieces.size(), 4u);
+  EXPECT_EQ(pieces[3].disk.name, "model.language_model.mlp.experts.1.up_proj.weight");
+  EXPECT_EQ(pieces[3].disk.shape, (std::vector<std::int64_t>{3, 4}));
+  EXPECT_EQ(pieces[3].runs.at(0).offset, 36);
+  EXPECT_TRUE(
+      in_pieces(map({bf16("model.embed.weight", {10, 4}), bf16("model.layers.0.A_log", {2})})[0], kWanted, kRules)
+          .empty());
+}
+
 }  // namespace
 }  // namespace sluice

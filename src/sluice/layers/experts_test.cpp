@@ -207,5 +207,23 @@ TEST(Recompute, OfASparseBlockGivesTheSameBitsAndTheSameRouterGradient) {
   for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[0][i].equal(results[1][i])) << i;
 }
 
+// Each token goes its own way, so it does not matter how many go together, but for the rounding of products of other
+// heights: the router's are float32, a few of its roundings of 6e-8.
+TEST(SparseMoe, TokensInPartsAreTheSameAsAllAtOnce) {
+  const Moe moe(sizes(8, 3), kDouble);
+  const auto x = at::randn({23, kHidden}, kDouble);
+  const auto pack = make_pack({23});
+  RouterLoad all, parts;
+  const auto at_once = moe.block.forward_in_parts(x, {.pack = pack, .rotary = {}, .router_load = &all});
+  for (const std::int64_t most : {1, 7, 22, 23, 24}) {
+    parts = {};
+    const auto in_parts =
+        moe.block.forward_in_parts(x, {.pack = pack, .rotary = {}, .router_load = &parts, .feed_forward_tokens = most});
+    EXPECT_LT(relative_error(in_parts, at_once), 1e-6) << most;
+    EXPECT_EQ(parts.rows, 23);
+    EXPECT_TRUE(parts.visits.equal(all.visits));
+  }
+}
+
 }  // namespace
 }  // namespace sluice

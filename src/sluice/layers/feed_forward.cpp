@@ -5,6 +5,14 @@
 
 namespace sluice {
 
+Tensor FeedForward::forward_in_parts(const Tensor& x, const ForwardContext& context) const {
+  const auto most = context.feed_forward_tokens;
+  if (most == 0 || x.size(0) <= most) return forward(x, context);
+  std::vector<Tensor> parts;
+  for (const auto& part : x.split(most)) parts.push_back(forward(part, context));
+  return at::cat(parts);
+}
+
 SwiGlu::SwiGlu(std::int64_t hidden_size, std::int64_t intermediate_size, double initializer_range)
     : gate_proj_(add("gate_proj", std::make_unique<Linear>(intermediate_size, hidden_size, initializer_range))),
       up_proj_(add("up_proj", std::make_unique<Linear>(intermediate_size, hidden_size, initializer_range))),

@@ -12,6 +12,9 @@ class FeedForward : public Module {
  public:
   virtual Tensor forward(const Tensor& x, const ForwardContext& context) const = 0;  // [T, D] to [T, D]
 
+  // The same, context.feed_forward_tokens at a time: the inner activations of a long pack are never all there.
+  Tensor forward_in_parts(const Tensor& x, const ForwardContext& context) const;
+
   // Empty, or why the kernels for GPUs do not serve this part.
   virtual std::string why_not_on_gpu() const { return ""; }
 

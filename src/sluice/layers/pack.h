@@ -29,9 +29,10 @@ struct RouterLoad;  // layers/experts.h
 // What every block of one forward pass shares.
 struct ForwardContext {
   const Pack& pack;
-  Tensor tokens = {};                 // [T] int64, as the embedding takes them
-  RotaryTable rotary;                 // cos and sin for pack.positions; undefined for a model without rotary layers
-  RouterLoad* router_load = nullptr;  // where routers add what they did; none: nobody asks
+  Tensor tokens = {};                    // [T] int64, as the embedding takes them
+  RotaryTable rotary;                    // cos and sin for pack.positions; undefined for a model without rotary layers
+  RouterLoad* router_load = nullptr;     // where routers add what they did; none: nobody asks
+  std::int64_t feed_forward_tokens = 0;  // most tokens that go through a feed-forward at once; 0: all
 };
 
 }  // namespace sluice

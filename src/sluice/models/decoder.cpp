@@ -10,6 +10,10 @@
 namespace sluice {
 namespace {
 
+// Where nothing is kept for a backward pass. Ten experts of width 640 a token hold 400 MiB of so many tokens in
+// bfloat16, and each of 512 experts still gets 160 of them.
+constexpr std::int64_t kFeedForwardTokens = 8192;
+
 // block.forward(h, context) without a state, whose inner activations are computed again in the backward pass.
 Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContext& context) {
   std::vector<Tensor> parameters;
@@ -48,7 +52,7 @@ Tensor Block::forward(const Tensor& residual, const ForwardContext& context, con
   }
   h = mixer_residual_.around(
       h, [&](const Tensor& x) { return mixer_.forward(x, context, state ? state->mixer.get() : nullptr); });
-  return feed_forward_residual_.around(h, [&](const Tensor& x) { return feed_forward_.forward(x, context); });
+  return feed_forward_residual_.around(h, [&](const Tensor& x) { return feed_forward_.forward_in_parts(x, context); });
 }
 
 BlockState Block::new_state(std::int64_t slots, std::int64_t capacity, const at::TensorOptions& activations) const {
@@ -95,8 +99,13 @@ Decoder::Decoder(DecoderParts parts)
   }
 }
 
-Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load) const {
-  const ForwardContext context{.pack = pack, .tokens = tokens, .rotary = rotary(pack), .router_load = router_load};
+Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load,
+                        Tensor* residual) const {
+  const ForwardContext context{.pack = pack,
+                               .tokens = tokens,
+                               .rotary = rotary(pack),
+                               .router_load = router_load,
+                               .feed_forward_tokens = at::GradMode::is_enabled() ? 0 : kFeedForwardTokens};
   auto h = embed(tokens);
   if (streams_ > 1) h = h.repeat({1, streams_});  // [T, R]
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
@@ -106,6 +115,7 @@ Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* st
       h = blocks_[i]->forward(h, context, state == nullptr ? nullptr : &state->blocks[i]);
     }
   }
+  if (residual != nullptr) *residual = h;
   return output_.read(h);
 }
 

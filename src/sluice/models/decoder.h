@@ -87,9 +87,10 @@ class Decoder : public Module {
   explicit Decoder(DecoderParts parts);
 
   // tokens [T] int64 to the hidden states [T, D] that the head reads. With a state, sequences continue their slots. The
-  // routers of sparse layers add to `router_load` what they did, where it is given.
+  // routers of sparse layers add to `router_load` what they did, where it is given; `residual` becomes the residual
+  // [T, R] after the last block.
   Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr,
-                 RouterLoad* router_load = nullptr) const;
+                 RouterLoad* router_load = nullptr, Tensor* residual = nullptr) const;
 
   Tensor embed(const Tensor& tokens) const;    // [T] int64 to [T, D]
   RotaryTable rotary(const Pack& pack) const;  // for the pack's positions

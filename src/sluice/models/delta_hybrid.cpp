@@ -43,10 +43,6 @@ RotaryParts read_rotary(const ConfigReader& text, std::int64_t head_dim) {
   return {.theta = theta, .dim = dim};
 }
 
-std::unique_ptr<ZeroCenteredRmsNorm> norm(const HybridConfig& c) {
-  return std::make_unique<ZeroCenteredRmsNorm>(c.hidden_size, c.rms_norm_eps);
-}
-
 std::unique_ptr<PreNorm> pre_norm(const HybridConfig& c) {
   return std::make_unique<PreNorm>(c.hidden_size, c.rms_norm_eps);
 }
@@ -142,13 +138,10 @@ DecoderParts hybrid_decoder(const HybridConfig& c,
 }
 
 std::unique_ptr<MultiTokenPrediction> hybrid_mtp(const HybridConfig& c, std::unique_ptr<FeedForward> feed_forward) {
-  return std::make_unique<MultiTokenPrediction>(
-      MultiTokenPredictionParts{.hidden_size = c.hidden_size,
-                                .initializer_range = c.initializer_range,
-                                .embedding_norm = norm(c),
-                                .hidden_norm = norm(c),
-                                .final_norm = norm(c),
-                                .block = hybrid_block(c, /*is_full_attention=*/true, std::move(feed_forward))});
+  return std::make_unique<MultiTokenPrediction>(MultiTokenPredictionParts{
+      .input = std::make_unique<JoinedInput>(c.hidden_size, c.rms_norm_eps, c.initializer_range),
+      .block = hybrid_block(c, /*is_full_attention=*/true, std::move(feed_forward)),
+      .output = {"norm", pre_norm(c)}});
 }
 
 WeightRules hybrid_weight_rules(const HybridConfig& c) {

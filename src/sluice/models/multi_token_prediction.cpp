@@ -5,25 +5,53 @@
 
 namespace sluice {
 
-MultiTokenPrediction::MultiTokenPrediction(MultiTokenPredictionParts parts)
-    : pre_fc_norm_embedding_(add("mtp.pre_fc_norm_embedding", std::move(parts.embedding_norm))),
-      pre_fc_norm_hidden_(add("mtp.pre_fc_norm_hidden", std::move(parts.hidden_norm))),
-      fc_(add("mtp.fc", std::make_unique<Linear>(parts.hidden_size, 2 * parts.hidden_size, parts.initializer_range))),
-      block_(add("mtp.layers.0", std::make_unique<Block>(std::move(parts.block)))),
-      norm_(add("mtp.norm", std::move(parts.final_norm))) {}
+JoinedInput::JoinedInput(std::int64_t hidden_size, double rms_norm_eps, double initializer_range)
+    : pre_fc_norm_embedding_(
+          add("pre_fc_norm_embedding", std::make_unique<ZeroCenteredRmsNorm>(hidden_size, rms_norm_eps))),
+      pre_fc_norm_hidden_(add("pre_fc_norm_hidden", std::make_unique<ZeroCenteredRmsNorm>(hidden_size, rms_norm_eps))),
+      fc_(add("fc", std::make_unique<Linear>(hidden_size, 2 * hidden_size, initializer_range))) {}
 
-Tensor MultiTokenPrediction::forward(const Decoder& decoder, const Tensor& hidden, const Tensor& next_tokens,
+Tensor JoinedInput::forward(const Tensor& e, const Tensor& h) const {
+  return fc_.forward(at::cat({pre_fc_norm_embedding_.forward(e), pre_fc_norm_hidden_.forward(h)}, 1));
+}
+
+StreamsInput::StreamsInput(std::int64_t hidden_size, std::int64_t streams, double rms_norm_eps,
+                           double initializer_range)
+    : streams_(streams),
+      pre_fc_norm_embedding_(
+          add("pre_fc_norm_embedding", std::make_unique<ZeroCenteredRmsNorm>(hidden_size, rms_norm_eps))),
+      pre_fc_norm_hidden_(
+          add("pre_fc_norm_hidden", std::make_unique<ZeroCenteredRmsNorm>(streams * hidden_size, rms_norm_eps))),
+      fc_embedding_(add("fc_embedding", std::make_unique<Linear>(hidden_size, hidden_size, initializer_range))),
+      fc_hidden_(add("fc_hidden", std::make_unique<Linear>(hidden_size, hidden_size, initializer_range))) {}
+
+Tensor StreamsInput::forward(const Tensor& e, const Tensor& h) const {
+  const auto embedding = fc_embedding_.forward(pre_fc_norm_embedding_.forward(e));                       // [T, D]
+  const auto streams = fc_hidden_.forward(pre_fc_norm_hidden_.forward(h).unflatten(1, {streams_, -1}));  // [T, n, D]
+  return (embedding.unsqueeze(1) + streams).flatten(1);
+}
+
+double StreamsInput::operations(double tokens) const {
+  return fc_embedding_.operations(tokens) + static_cast<double>(streams_) * fc_hidden_.operations(tokens);
+}
+
+MultiTokenPrediction::MultiTokenPrediction(MultiTokenPredictionParts parts)
+    : input_(add("mtp", std::move(parts.input))),
+      block_(add("mtp.layers.0", std::make_unique<Block>(std::move(parts.block)))),
+      output_(add("mtp." + parts.output.name, std::move(parts.output.part))) {}
+
+Tensor MultiTokenPrediction::forward(const Decoder& decoder, const Tensor& h, const Tensor& next_tokens,
                                      const Pack& pack) const {
-  const auto next = pre_fc_norm_embedding_.forward(decoder.embed(next_tokens));
-  const auto joined = fc_.forward(at::cat({next, pre_fc_norm_hidden_.forward(hidden)}, 1));
-  return norm_.forward(block_.forward(joined, {.pack = pack, .rotary = decoder.rotary(pack)}, /*state=*/nullptr));
+  const auto x = input_.forward(decoder.embed(next_tokens), h);
+  return output_.read(block_.forward(x, {.pack = pack, .rotary = decoder.rotary(pack)}, /*state=*/nullptr));
 }
 
 Operations MultiTokenPrediction::forward_operations(std::span<const std::int64_t> lengths) const {
   Operations operations;
   const auto tokens = std::accumulate(lengths.begin(), lengths.end(), 0.0);
-  operations["multi-token prediction, projection"] = fc_.operations(tokens);
+  operations["multi-token prediction, projection"] = input_.operations(tokens);
   block_.count_operations(lengths, operations);
+  output_.count_operations(tokens, operations);
   return operations;
 }
 

@@ -49,18 +49,20 @@ struct Sums {
   }
 };
 
-// The language-modelling loss of the pack, and its hidden states. Without gradients where the decoder is not trained.
+// The language-modelling loss of the pack, and what multi-token prediction reads of it. Without gradients where the
+// decoder is not trained.
 std::pair<Tensor, Tensor> decoder_loss(const Objective& objective, const Batch& batch, Sums& sums, RouterLoad* load) {
   const at::AutoGradMode grad(at::GradMode::is_enabled() && !objective.mtp_only);
   const auto& decoder = objective.decoder;
-  const auto hidden = decoder.forward(batch.tokens, batch.pack, /*state=*/nullptr, load);
+  Tensor residual;
+  const auto hidden = decoder.forward(batch.tokens, batch.pack, /*state=*/nullptr, load, &residual);
   const auto [loss, predicted] = linear_cross_entropy_loss(hidden.index_select(0, batch.asked), decoder.head(),
                                                            batch.targets, batch.loss_weight / sums.weight);
   sums.loss += loss.detach().to(kDouble);
   sums.correct += (predicted == batch.targets).sum();
   sums.tokens += batch.tokens.numel();
   sums.trained_tokens += batch.asked.numel();
-  return {loss, hidden};
+  return {loss, objective.mtp != nullptr && objective.mtp->reads_residual() ? residual : hidden};
 }
 
 // Adds one pack and returns its part of the weighted sum of losses for backward().

@@ -94,7 +94,7 @@ PerLayerEmbeddingSizes read_embedding(const ConfigReader& text, const HybridConf
   return sizes;
 }
 
-FlashNextConfig read_config(const ConfigReader& top) {
+FlashNextConfig read_config(const ConfigReader& top, bool mtp) {
   const auto text = text_reader(top);
   text.require("output_gate_type", {"silu", "sigmoid"});
   FlashNextConfig c{};
@@ -112,7 +112,11 @@ FlashNextConfig read_config(const ConfigReader& top) {
                   .initializer_range = c.hybrid.initializer_range};
   if (c.connection.streams < 2) text.fail_at("hc_count", "at least 2");
   const auto& full = c.hybrid.is_full_attention;
-  if (std::ranges::find(full, true) != full.end()) c.indexer = read_indexer(text, c.hybrid);
+  const bool mtp_rope = text.object("mtp").has("rope_theta");
+  if (mtp_rope && text.object("mtp").number("rope_theta") != c.hybrid.rotary.theta) {
+    text.object("mtp").fail_at("rope_theta", fmt::format("that of the model, {}", c.hybrid.rotary.theta));
+  }
+  if (mtp || std::ranges::find(full, true) != full.end()) c.indexer = read_indexer(text, c.hybrid);
   c.ple_layers = read_ple_layers(text, c.hybrid);
   if (!c.ple_layers.empty()) c.embedding = read_embedding(text, c.hybrid, c.connection.streams);
   c.split_ngram_parts = text.size("split_ngram_parts", 512);
@@ -151,12 +155,18 @@ void add_embeddings(const FlashNextConfig& c, DecoderParts& parts, WeightRules& 
   }
 }
 
+// One more layer of sparse attention between streams of its own.
+std::unique_ptr<MultiTokenPrediction> multi_token_prediction(const FlashNextConfig& c) {
+  return std::make_unique<MultiTokenPrediction>(MultiTokenPredictionParts{
+      .input = std::make_unique<StreamsInput>(c.hybrid.hidden_size, c.connection.streams, c.hybrid.rms_norm_eps,
+                                              c.hybrid.initializer_range),
+      .block = block(c, /*is_full_attention=*/true),
+      .output = {"hyper_connection_mixer", connection(c, HyperConnection::Role::kOutput)}});
+}
+
 Model build(const nlohmann::json& config, const std::string& where, const BuildOptions& options) {
-  if (options.mtp) {
-    fail_usage("{}: the multi-token prediction block of this family cannot be trained yet; leave train.mtp off", where);
-  }
   const ConfigReader top(config, where);
-  const auto c = read_config(top);
+  const auto c = read_config(top, options.mtp);
   DecoderParts parts{.vocab_size = c.hybrid.vocab_size,
                      .hidden_size = c.hybrid.hidden_size,
                      .initializer_range = c.hybrid.initializer_range,
@@ -172,7 +182,8 @@ Model build(const nlohmann::json& config, const std::string& where, const BuildO
   add_embeddings(c, parts, rules);
   return {.decoder = std::make_unique<Decoder>(std::move(parts)),
           .weights = std::move(rules),
-          .router_aux_loss_coef = read_router_aux_loss_coef(text_reader(top))};
+          .router_aux_loss_coef = read_router_aux_loss_coef(text_reader(top)),
+          .mtp = options.mtp ? multi_token_prediction(c) : nullptr};
 }
 
 const RegisterFamily registered({.name = "qwen3_8_flash_next",
