@@ -19,7 +19,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SLUICE = ROOT / "build" / "release" / "sluice"
-LAYERS, STEPS, SEQ_LEN, TOKENS_PER_STEP = 4, 3, 512, 1024
+LAYERS, STEPS, SEQ_LEN, TOKENS_PER_STEP = 4, 3, 256, 512
 GIB = 1 << 30
 # Published widths; what is not here is the families' default: heads of 256, delta heads of 128, 16 of them for keys and 32 for
 # values, an attention layer after three others, experts 512 wide.
@@ -32,7 +32,7 @@ CONFIGS = {
     "Qwen3.8-Flash-Next": {"model_type": "qwen4_exp_text", "hidden_size": 2560, "num_attention_heads": 24, "num_key_value_heads": 2,
                            "linear_num_value_heads": 48, "num_experts": 14, "num_experts_per_tok": 10, "moe_intermediate_size": 640,
                            "shared_expert_intermediate_size": 640, "output_gate_type": "sigmoid", "indexer_n_heads": 4,
-                           "indexer_head_dim": 128, "indexer_budget": 256, "indexer_compress_ratio": 4, "hc_count": 4,
+                           "indexer_head_dim": 128, "indexer_budget": 128, "indexer_compress_ratio": 4, "hc_count": 4,
                            "hc_lowrank": 320, "ple_layer_ids": [2], "ngram_vocab_size_base": 20000, "split_ngram_parts": 128,
                            "vocab_size": 16384}}
 CUT = {"Qwen3.5-35B-A3B": ["--experts", 16], "Qwen3-Next-80B-A3B": ["--experts", 16],
