@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sluice/core/error.h"
+#include "sluice/sample/device_sampler.h"
 #include "sluice/sample/random.h"
 
 namespace sluice {
@@ -134,6 +135,24 @@ void Engine::sleep() {
   state_ = {};
 }
 
+std::vector<SampledToken> Engine::draw(const Tensor& logits, const StepPlan& plan) {
+  std::vector<RowToSample> rows;
+  for (const auto slot : plan.sampling) {
+    const auto& sequence = *slots_[slot];
+    const auto& sampling = sequence.request.sampling;
+    rows.push_back({sampling, sequence.distinct, uniform(sampling.seed, sampling.sequence, sequence.sampled())});
+  }
+  if (!logits.is_cpu()) return draw_rows(logits, drawable(), rows);
+  const auto wide = logits.to(kFloat).contiguous();
+  const auto vocab = static_cast<std::size_t>(wide.size(1));
+  std::vector<SampledToken> drawn;
+  for (const auto& row : rows) {
+    const std::span scores(wide.const_data_ptr<float>() + drawn.size() * vocab, vocab);
+    drawn.push_back(sampler_.draw(scores, row.parameters, row.seen, row.random));
+  }
+  return drawn;
+}
+
 bool Engine::step() {
   const c10::InferenceMode inference;
   if (state_.blocks.empty()) state_ = decoder_.new_state(sizes_.slots, sizes_.capacity);
@@ -148,17 +167,9 @@ bool Engine::step() {
   }
   if (plan.sampling.empty()) return true;
 
-  const auto logits =
-      at::linear(last_hidden(hidden, plan), decoder_.head()).to(at::kCPU, kFloat).contiguous();  // [n, V]
-  const auto vocab = static_cast<std::size_t>(logits.size(1));
-  for (std::size_t row = 0; row < plan.sampling.size(); ++row) {
-    const auto slot = plan.sampling[row];
-    const auto& sequence = *slots_[slot];
-    const auto& sampling = sequence.request.sampling;
-    const auto random = uniform(sampling.seed, sampling.sequence, sequence.sampled());
-    accept(slot,
-           sampler_.draw({logits.const_data_ptr<float>() + row * vocab, vocab}, sampling, sequence.distinct, random));
-  }
+  const auto logits = at::linear(last_hidden(hidden, plan), decoder_.head());  // [n, V]
+  const auto drawn = draw(logits, plan);
+  for (std::size_t row = 0; row < drawn.size(); ++row) accept(plan.sampling[row], drawn[row]);
   return true;
 }
 

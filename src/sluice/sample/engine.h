@@ -77,6 +77,7 @@ class Engine {
 
   void admit();
   StepPlan plan() const;
+  std::vector<SampledToken> draw(const Tensor& logits, const StepPlan& plan);
   void accept(std::size_t slot, const SampledToken& token);
   void finish(std::size_t slot, FinishReason reason);
   Tensor last_hidden(const Tensor& hidden, const StepPlan& plan) const;
@@ -86,7 +87,7 @@ class Engine {
   std::vector<TokenId> stop_ids_;  // sorted
   EngineSizes sizes_;
   DecoderState state_;  // without blocks: asleep
-  Sampler sampler_;
+  Sampler sampler_;     // of the CPU; device_sampler.h of others
   std::deque<GenerationRequest> waiting_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null: free
 };

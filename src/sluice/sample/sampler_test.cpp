@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/sample/sampler.h"
 
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <random>
 
 #include "sluice/core/error.h"
+#include "sluice/sample/device_sampler.h"
 #include "sluice/sample/random.h"
 
 namespace sluice {
@@ -104,7 +106,8 @@ TEST(Random, EveryPlaceHasItsOwnNumber) {
   EXPECT_EQ(seen.size(), 900);
 }
 
-// The id and the log-probability of a draw follow from the definition for every random number.
+// The id and the log-probability of a draw follow from the definition for every random number, one row at a time and
+// many at once.
 TEST(Sampler, EqualsItsDefinition) {
   for (const auto& [name, parameters] : cases()) {
     for (const std::size_t size : {1, 5, 64, 1023, 5000}) {
@@ -118,9 +121,13 @@ TEST(Sampler, EqualsItsDefinition) {
         for (std::size_t id = 0; id < size; id += 3) seen.push_back(static_cast<TokenId>(id));
         const auto wanted = distribution(logits, parameters, seen);
         Sampler sampler(static_cast<std::int64_t>(size));
-        for (int i = 0; i < 200; ++i) {
-          const auto random = uniform(7, size, i);
-          const auto drawn = sampler.draw(logits, parameters, seen, random);
+        std::vector<RowToSample> rows;
+        for (int i = 0; i < 200; ++i) rows.push_back({parameters, seen, uniform(7, size, i)});
+        auto all_drawn = draw_rows(at::tensor(logits).expand({200, -1}), static_cast<std::int64_t>(size), rows);
+        for (const auto& row : rows) all_drawn.push_back(sampler.draw(logits, parameters, seen, row.random));
+        for (std::size_t i = 0; i < all_drawn.size(); ++i) {
+          const auto& drawn = all_drawn[i];
+          const auto random = rows[i % rows.size()].random;
           ASSERT_GT(wanted[drawn.id], 0) << "id " << drawn.id << " was filtered out";
           // Float32 scores of at most 16 / 0.2 carry 5e-6; the exponential 2e-7 and sums over equal signs less.
           EXPECT_NEAR(drawn.logprob, std::log(wanted[drawn.id]), 1e-5);
@@ -174,6 +181,33 @@ TEST(Sampler, TemperatureZeroTakesTheLargestAndOfEqualOnesTheLowestId) {
   const Row logits{1, 3, 2, 3, -1};
   EXPECT_EQ(sampler.draw(logits, {.temperature = 0}, {}, 0.99).id, 1);
   EXPECT_EQ(sampler.draw(logits, {.temperature = 0, .repetition_penalty = 1.5}, std::vector<TokenId>{1}, 0.99).id, 3);
+}
+
+TEST(DeviceSampler, EveryRowHasItsOwnParameters) {
+  const SamplingParameters greedy{.temperature = 0}, penalized{.temperature = 0, .repetition_penalty = 1.5}, plain{},
+      narrow{.top_k = 1};
+  const std::vector<TokenId> seen{1, 6};  // 6 lies beyond the ids that may be drawn
+  const std::vector<RowToSample> rows{{greedy, {}, 0.99}, {penalized, seen, 0.99}, {plain, {}, 0.999}, {narrow, {}, 0}};
+  const auto row = at::tensor(std::vector<float>{1, 3, 2, 3, -1, 9, 9}).to(kBFloat16);
+  const auto drawn = draw_rows(row.expand({4, -1}), 5, rows);
+  EXPECT_EQ(drawn[0].id, 1);
+  EXPECT_EQ(drawn[1].id, 3);
+  EXPECT_EQ(drawn[2].id, 4);
+  EXPECT_TRUE(drawn[3].id == 1) << "both 1 and 3 stay, the random number takes the first";
+  EXPECT_EQ(drawn[0].logprob, drawn[0].model_logprob);
+  EXPECT_NEAR(drawn[3].logprob, std::log(0.5), 1e-6);
+}
+
+TEST(DeviceSampler, TakesMaskedIdsButNoDamagedOnes) {
+  const SamplingParameters plain{}, greedy{.temperature = 0};
+  const auto inf = std::numeric_limits<float>::infinity();
+  const std::vector<RowToSample> rows{{plain, {}, 0.5}, {greedy, {}, 0.5}};
+  const auto masked = at::tensor(std::vector<float>{-inf, 2, -inf}).expand({2, -1});
+  for (const auto& drawn : draw_rows(masked, 3, rows)) EXPECT_EQ(drawn.id, 1);
+  for (const float bad : {std::nanf(""), inf}) {
+    const auto damaged = at::stack({at::zeros(3), at::tensor(std::vector<float>{0, bad, 1})});
+    EXPECT_THROW(draw_rows(damaged, 3, rows), Error);
+  }
 }
 
 TEST(Sampler, NeverDrawsAnIdBeyondTheTokenizer) {
