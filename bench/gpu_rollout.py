@@ -82,6 +82,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sluice", default=ROOT / "build" / "release" / "sluice")
     parser.add_argument("--preset", default="qwen3_5-0.8b")
+    parser.add_argument("--tokenizer", default=ROOT / "examples" / "tiny" / "tokenizer", help="how many ids can be drawn depends on it")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--json")
@@ -95,7 +96,7 @@ def main():
         folder = pathlib.Path(name)
         model = folder / "model"
         subprocess.run([arguments.sluice, "init", "--preset", arguments.preset, "--out", model, "--tokenizer",
-                        ROOT / "examples" / "tiny" / "tokenizer", "--quiet"], check=True)
+                        arguments.tokenizer, "--quiet"], check=True)
         for sequences in arguments.sequences:
             row = {"commit": arguments.commit, "model": arguments.preset, "dtype": "bfloat16", "sequences": sequences, "prompt": PROMPT,
                    "floor_ms": floor_ms(model, sequences, rate), "ours": ours(arguments.sluice, model, folder, sequences)}
