@@ -58,7 +58,8 @@ def floor_ms(model_folder, sequences, copy_rate):
     config = json.loads((pathlib.Path(model_folder) / "config.json").read_text())
     config = config.get("text_config", config)
     weights = sum(path.stat().st_size for path in pathlib.Path(model_folder).glob("*.safetensors"))
-    linear = sum(kind == "linear_attention" for kind in config["layer_types"])
+    layers = config["num_hidden_layers"]
+    linear = layers - layers // config.get("full_attention_interval", 4)
     state = 4 * linear * config["linear_num_value_heads"] * config["linear_key_head_dim"] * config["linear_value_head_dim"]
     return (weights + 2 * sequences * state) / copy_rate * 1000
 

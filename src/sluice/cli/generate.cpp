@@ -18,7 +18,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::int64_t kMostSlots = 16;
+// Sequences that are sampled at once, at most: a GPU's step takes about as long for all of them as for one.
+std::int64_t most_slots(at::Device device) { return device.is_cpu() ? 16 : 128; }
 
 struct Prompt {
   Json given;  // a string, messages or ids
@@ -134,11 +135,11 @@ SamplingParameters sampling_of(const GenerateOptions& options, std::size_t index
           .sequence = index};
 }
 
-EngineSizes sizes_for(const std::vector<Prompt>& prompts, std::int64_t max_tokens) {
+EngineSizes sizes_for(const std::vector<Prompt>& prompts, std::int64_t max_tokens, at::Device device) {
   std::size_t longest_prompt = 0;
   for (const auto& prompt : prompts) longest_prompt = std::max(longest_prompt, prompt.tokens.size());
   const auto longest = static_cast<std::int64_t>(longest_prompt);
-  const auto slots = std::min(kMostSlots, static_cast<std::int64_t>(prompts.size()));
+  const auto slots = std::min(most_slots(device), static_cast<std::int64_t>(prompts.size()));
   const auto most = std::numeric_limits<std::int32_t>::max() / slots - longest;  // rows of a cache are int32
   if (max_tokens > most)
     fail_usage("--max_tokens: at most {} behind a prompt of {} tokens; got {}", most, longest, max_tokens);
@@ -151,14 +152,14 @@ ExitCode run_generate(const GenerateOptions& options, const Invocation& invocati
   sampling_of(options, 0).check();
   InputEncoder encoder(options.model.path, options.chat_template, options.thinking);
   const auto prompts = PromptReader(options, vocab_size_of(options.model.path), encoder).read_all();
-  const auto sizes = sizes_for(prompts, options.max_tokens);
   if (invocation.dry_run) {
-    fmt::print("prompts: {}; at once: {}; most tokens of one with its answer: {}\n", prompts.size(), sizes.slots,
-               sizes.capacity);
+    fmt::print("prompts: {}; most tokens of one with its answer: {}\n", prompts.size(),
+               sizes_for(prompts, options.max_tokens, at::kCPU).capacity);
     return ExitCode::kDone;
   }
 
   const auto loaded = load_model(options.model.path, options.device, options.dtype, {}, options.adapter);
+  const auto sizes = sizes_for(prompts, options.max_tokens, loaded.device.device);
   const auto& tokenizer = encoder.tokenizer();
   Engine engine(*loaded.model.decoder, tokenizer, stop_ids(options.model.path, tokenizer), sizes);
   const bool streams = prompts.size() == 1 && !options.json;

@@ -20,14 +20,15 @@ struct KeyValueState : MixerState {
 
   // Appends the pack's keys and values to their slots.
   void append(const Pack& pack, const Tensor& new_k, const Tensor& new_v) {
-    std::int64_t row = 0;
+    std::vector<std::int64_t> rows;
     for (std::size_t n = 0; n < pack.lengths.size(); ++n) {
-      const auto first = pack.slots[n] * capacity + pack.past[n], length = pack.lengths[n];
-      assert(pack.past[n] + length <= capacity);
-      k.narrow(0, first, length).copy_(new_k.narrow(0, row, length));
-      v.narrow(0, first, length).copy_(new_v.narrow(0, row, length));
-      row += length;
+      assert(pack.past[n] + pack.lengths[n] <= capacity);
+      const auto first = pack.slots[n] * capacity + pack.past[n];
+      for (std::int64_t i = 0; i < pack.lengths[n]; ++i) rows.push_back(first + i);
     }
+    const auto place = at::tensor(rows, at::TensorOptions().dtype(kLong)).to(k.device(), /*non_blocking=*/true);
+    k.index_copy_(0, place, new_k);
+    v.index_copy_(0, place, new_v);
   }
 
   struct Extents {
