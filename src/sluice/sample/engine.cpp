@@ -8,10 +8,29 @@
 #include <utility>
 
 #include "sluice/core/error.h"
+#include "sluice/kernels/common/matmul.h"
 #include "sluice/sample/device_sampler.h"
 #include "sluice/sample/random.h"
 
 namespace sluice {
+
+namespace {
+
+// [n, V] float32 whatever the operands are: rounded to bfloat16, log-probabilities would be off by percents, and not
+// those that training finds for the same tokens.
+Tensor logits_of(const Tensor& hidden, const Tensor& head) {
+  auto logits = at::empty({hidden.size(0), head.size(0)}, hidden.options().dtype(kFloat));
+  if (hidden.is_cpu()) {
+    matmul_into(logits, hidden, head.t(), /*accumulate=*/false);
+  } else if (hidden.scalar_type() == kFloat) {
+    at::mm_out(logits, hidden, head.t());
+  } else {
+    at::mm_out(logits, hidden, head.t(), kFloat);
+  }
+  return logits;
+}
+
+}  // namespace
 
 struct Engine::Sequence {
   GenerationRequest request;
@@ -143,11 +162,10 @@ std::vector<SampledToken> Engine::draw(const Tensor& logits, const StepPlan& pla
     rows.push_back({sampling, sequence.distinct, uniform(sampling.seed, sampling.sequence, sequence.sampled())});
   }
   if (!logits.is_cpu()) return draw_rows(logits, drawable(), rows);
-  const auto wide = logits.to(kFloat).contiguous();
-  const auto vocab = static_cast<std::size_t>(wide.size(1));
+  const auto vocab = static_cast<std::size_t>(logits.size(1));
   std::vector<SampledToken> drawn;
   for (const auto& row : rows) {
-    const std::span scores(wide.const_data_ptr<float>() + drawn.size() * vocab, vocab);
+    const std::span scores(logits.const_data_ptr<float>() + drawn.size() * vocab, vocab);
     drawn.push_back(sampler_.draw(scores, row.parameters, row.seen, row.random));
   }
   return drawn;
@@ -167,8 +185,7 @@ bool Engine::step() {
   }
   if (plan.sampling.empty()) return true;
 
-  const auto logits = at::linear(last_hidden(hidden, plan), decoder_.head());  // [n, V]
-  const auto drawn = draw(logits, plan);
+  const auto drawn = draw(logits_of(last_hidden(hidden, plan), decoder_.head()), plan);
   for (std::size_t row = 0; row < drawn.size(); ++row) accept(plan.sampling[row], drawn[row]);
   return true;
 }
