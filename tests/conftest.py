@@ -45,3 +45,19 @@ def random_model(model_class, config, seed=0):
             elif parameter.dim() > 1:
                 parameter.mul_(3)   # deviation 0.06: states and gates leave their linear range
     return model
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk whose size can be set in KiB; root alone may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode != 0:
+        pytest.skip("may not mount a small disk")
+
+    def resize(kib):
+        subprocess.run(["mount", "-o", f"remount,size={kib}k", disk], check=True)
+        return disk
+
+    yield resize
+    subprocess.run(["umount", disk], check=True)

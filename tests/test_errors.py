@@ -375,22 +375,6 @@ def test_too_little_memory_is_said(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a disk whose size can be set in KiB; root alone may mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode != 0:
-        pytest.skip("may not mount a small disk")
-
-    def resize(kib):
-        subprocess.run(["mount", "-o", f"remount,size={kib}k", disk], check=True)
-        return disk
-
-    yield resize
-    subprocess.run(["umount", disk], check=True)
-
-
 def test_a_full_disk_leaves_no_half_export(sound, data, tmp_path, small_disk):
     sft(sound, data, tmp_path / "run", "--train.steps", 1)
     write_jsonl(tmp_path / "long.jsonl", token_records(40, 200, 200))

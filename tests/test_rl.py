@@ -247,6 +247,28 @@ def test_sigterm_ends_after_the_step_with_a_checkpoint(model, prompts, tmp_path)
     assert f"stopped on request after step {last}" in told
 
 
+def test_a_full_disk_costs_no_checkpoint(model, prompts, tmp_path, small_disk):
+    """The run ends with an error; with space again it goes on as if nothing had been."""
+    whole, disk = tmp_path / "whole", small_disk(20000)
+    reward, steps = python_reward(tmp_path), ["--train.steps", 8]
+    rl(tmp_path, model, prompts, whole, reward, *steps)
+    arguments = rl_arguments(tmp_path, model, prompts, disk / "run", reward, *steps, "--ckpt.interval", 1,
+                             "--ckpt.resume", "auto")
+    process = subprocess.Popen([program("sluice"), *map(str, arguments)], stderr=subprocess.DEVNULL)
+    while not (disk / "run" / "checkpoints" / "step_2").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    space = os.statvfs(disk)
+    (disk / "ballast").write_bytes(bytes(space.f_bavail * space.f_bsize - (40 << 10)))
+    full = run(*arguments, check=False)
+    assert full.returncode == 1 and "No space left on device" in full.stderr, full.stderr
+    (disk / "ballast").unlink()
+    run(*arguments)
+    assert curve(disk / "run") == curve(whole)
+
+
 # ---- what is refused ----
 
 @pytest.mark.parametrize("reward,more,said", [

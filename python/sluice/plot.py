@@ -1,18 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the loss curves of runs from their metrics.jsonl: python -m sluice.plot RUN [RUN ...] --out FILE.png"""
 import argparse
-import json
 import pathlib
 
-
-def read_metrics(run):
-    lines = (pathlib.Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line]
-
-
-def series(metrics, key):
-    points = [(m["step"], m[key]) for m in metrics if m.get(key) is not None]
-    return [step for step, _ in points], [value for _, value in points]
+from sluice.metrics import read_metrics, series
 
 
 def main():

@@ -31,7 +31,7 @@ void check(const RlOptions& options) {
 }
 
 std::string describe(const ObjectiveOptions& options) {
-  const auto settings = objective_settings(options);
+  const auto settings = algorithm_settings(options).objective;
   return fmt::format("objective: ratio kept to [{:.6g}, {:.6g}]{}, KL {}", 1 - settings.clip.low,
                      1 + settings.clip.high,
                      settings.clip.dual ? fmt::format(", dual clip {}", *settings.clip.dual) : "",

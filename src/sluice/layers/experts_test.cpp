@@ -9,6 +9,11 @@
 namespace sluice {
 namespace {
 
+Routing route(const TopKRouter& router, const Tensor& x) {
+  const auto pack = make_pack({x.size(0)});
+  return router.forward(x, {.pack = pack, .rotary = {}});
+}
+
 constexpr std::int64_t kHidden = 12;
 
 SparseMoeSizes sizes(std::int64_t experts, std::int64_t top_k, bool norm = true) {
@@ -25,7 +30,7 @@ SparseMoeSizes sizes(std::int64_t experts, std::int64_t top_k, bool norm = true)
 Routing route(const Tensor& logits, std::int64_t top_k, bool norm = true, at::ScalarType dtype = kFloat) {
   TopKRouter router(sizes(logits.size(1), top_k, norm));
   router.parameters()[0]->value = at::constant_pad_nd(logits.t(), {0, kHidden - logits.size(0)}).to(dtype);
-  return router.forward(at::eye(kHidden, at::TensorOptions().dtype(dtype)).narrow(0, 0, logits.size(0)));
+  return route(router, at::eye(kHidden, at::TensorOptions().dtype(dtype)).narrow(0, 0, logits.size(0)));
 }
 
 Tensor ids(std::vector<std::int64_t> values) { return at::tensor(values); }
@@ -82,14 +87,14 @@ TEST(TopKRouter, TellsExpertsApartThatBfloat16DoesNot) {
   router.parameters()[0]->value = w;
   const auto x = at::zeros({1, kHidden}, w.options());
   x.narrow(1, 0, 2).fill_(1);
-  EXPECT_EQ(router.forward(x).experts.item<std::int64_t>(), 1);
+  EXPECT_EQ(route(router, x).experts.item<std::int64_t>(), 1);
 }
 
 TEST(TopKRouter, OneExpertWithoutRenormalisationStillTeachesTheRouter) {
   TopKRouter router(sizes(4, 1, /*norm=*/false));
   initialize(router.parameters(), kFloat, 1);
   auto& weight = router.parameters()[0]->value.requires_grad_();
-  router.forward(at::ones({3, kHidden})).weights.sum().backward();
+  route(router, at::ones({3, kHidden})).weights.sum().backward();
   EXPECT_GT(weight.grad().abs().sum().item<double>(), 0);
 }
 
@@ -222,6 +227,14 @@ TEST(SparseMoe, TokensInPartsAreTheSameAsAllAtOnce) {
     EXPECT_LT(relative_error(in_parts, at_once), 1e-6) << most;
     EXPECT_EQ(parts.rows, 23);
     EXPECT_TRUE(parts.visits.equal(all.visits));
+    ExpertRoutes routes;  // kept part by part, and taken so
+    const ForwardContext keeping{.pack = pack, .rotary = {}, .feed_forward_tokens = most, .routes = &routes};
+    moe.block.forward_in_parts(x, keeping);
+    EXPECT_EQ(routes.experts.at(0).size(0), 23);
+    routes.use = ExpertRoutes::Use::kTake;
+    EXPECT_TRUE(moe.block.forward_in_parts(x, keeping).equal(in_parts));
+    EXPECT_EQ(routes.rows, 23);
+    EXPECT_EQ(routes.differing, 0);
   }
 }
 

@@ -9,7 +9,11 @@ Tensor FeedForward::forward_in_parts(const Tensor& x, const ForwardContext& cont
   const auto most = context.feed_forward_tokens;
   if (most == 0 || x.size(0) <= most) return forward(x, context);
   std::vector<Tensor> parts;
-  for (const auto& part : x.split(most)) parts.push_back(forward(part, context));
+  auto own = context;
+  for (const auto& part : x.split(most)) {
+    parts.push_back(forward(part, own));
+    own.first_token += part.size(0);
+  }
   return at::cat(parts);
 }
 

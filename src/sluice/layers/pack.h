@@ -24,7 +24,8 @@ struct Pack {
 Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past = {},
                std::vector<std::int64_t> slots = {}, at::Device device = at::kCPU);
 
-struct RouterLoad;  // layers/experts.h
+struct RouterLoad;    // layers/experts.h
+struct ExpertRoutes;  // layers/experts.h
 
 // What every block of one forward pass shares.
 struct ForwardContext {
@@ -33,6 +34,9 @@ struct ForwardContext {
   RotaryTable rotary;                    // cos and sin for pack.positions; undefined for a model without rotary layers
   RouterLoad* router_load = nullptr;     // where routers add what they did; none: nobody asks
   std::int64_t feed_forward_tokens = 0;  // most tokens that go through a feed-forward at once; 0: all
+  ExpertRoutes* routes = nullptr;        // where routers keep their choices, or whose choices they take; none: neither
+  std::int64_t block = 0;                // of the decoder, which this context is for
+  std::int64_t first_token = 0;          // of the pack, in a part of a feed-forward's tokens
 };
 
 }  // namespace sluice

@@ -20,10 +20,17 @@ Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContex
   for (const auto* parameter : trained_parameters(block.parameters())) parameters.push_back(parameter->value);
   // The backward pass may come after the caller's pack is gone: the function holds its own.
   const auto again = [&block, pack = context.pack, tokens = context.tokens, rotary = context.rotary,
-                      routed = context.router_load != nullptr](const Tensor& x) {
+                      routed = context.router_load != nullptr, routes = context.routes,
+                      number = context.block](const Tensor& x) {
     RouterLoad load;
-    std::vector<Tensor> outputs{block.forward(
-        x, {.pack = pack, .tokens = tokens, .rotary = rotary, .router_load = routed ? &load : nullptr}, nullptr)};
+    std::vector<Tensor> outputs{block.forward(x,
+                                              {.pack = pack,
+                                               .tokens = tokens,
+                                               .rotary = rotary,
+                                               .router_load = routed ? &load : nullptr,
+                                               .routes = routes,
+                                               .block = number},
+                                              nullptr)};
     if (load.rows > 0) outputs.insert(outputs.end(), {load.visits, load.probability});
     return outputs;
   };
@@ -100,15 +107,17 @@ Decoder::Decoder(DecoderParts parts)
 }
 
 Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load,
-                        Tensor* residual) const {
-  const ForwardContext context{.pack = pack,
-                               .tokens = tokens,
-                               .rotary = rotary(pack),
-                               .router_load = router_load,
-                               .feed_forward_tokens = at::GradMode::is_enabled() ? 0 : kFeedForwardTokens};
+                        Tensor* residual, ExpertRoutes* routes) const {
+  ForwardContext context{.pack = pack,
+                         .tokens = tokens,
+                         .rotary = rotary(pack),
+                         .router_load = router_load,
+                         .feed_forward_tokens = at::GradMode::is_enabled() ? 0 : kFeedForwardTokens,
+                         .routes = routes};
   auto h = embed(tokens);
   if (streams_ > 1) h = h.repeat({1, streams_});  // [T, R]
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    context.block = static_cast<std::int64_t>(i);
     if (recompute_ == Recompute::kBlocks && at::GradMode::is_enabled()) {
       h = recomputed_block(*blocks_[i], h, context);
     } else {

@@ -87,16 +87,17 @@ class Decoder : public Module {
   explicit Decoder(DecoderParts parts);
 
   // tokens [T] int64 to the hidden states [T, D] that the head reads. With a state, sequences continue their slots. The
-  // routers of sparse layers add to `router_load` what they did, where it is given; `residual` becomes the residual
-  // [T, R] after the last block.
+  // routers of sparse layers add to `router_load` what they did, and keep or take their choices in `routes`, where
+  // these are given; `residual` becomes the residual [T, R] after the last block.
   Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr,
-                 RouterLoad* router_load = nullptr, Tensor* residual = nullptr) const;
+                 RouterLoad* router_load = nullptr, Tensor* residual = nullptr, ExpertRoutes* routes = nullptr) const;
 
   Tensor embed(const Tensor& tokens) const;    // [T] int64 to [T, D]
   RotaryTable rotary(const Pack& pack) const;  // for the pack's positions
   const Tensor& head() const;                  // [V, D]: logits = hidden head^T
   DecoderState new_state(std::int64_t slots, std::int64_t capacity) const;
   std::int64_t vocab_size() const { return vocab_size_; }
+  std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
   at::Device device() const { return embed_tokens_.weight().device(); }  // where its weights are
 
   // Empty, or why this model cannot run on a GPU with activations in `dtype`.

@@ -65,6 +65,25 @@ Tensor correction_weights(const Tensor& old, const Tensor& rollout, const Tensor
   return weight.masked_fill((weight < range.low) | (weight > range.high), 0);
 }
 
+PolicyTerms policy_objective(const ObjectiveTokens& t, const ObjectiveSettings& settings) {
+  auto log_ratio = t.logprobs - t.old;
+  if (settings.policy == PolicyObjective::kGspo) log_ratio = response_mean(log_ratio, t.response, t.responses);
+  PolicyTerms found{.loss = {},
+                    .policy = settings.policy == PolicyObjective::kCispo
+                                  ? cispo_loss(t.logprobs, log_ratio, t.advantages, settings.clip)
+                                  : clipped_loss(log_ratio, t.advantages, settings.clip),
+                    .correction = correction_weights(t.old, t.rollout, t.response, t.responses, settings.correction,
+                                                     settings.correction_range),
+                    .kl = at::zeros_like(t.old)};
+  auto loss = found.policy.loss * found.correction;
+  if (t.reference.defined()) {
+    found.kl = kl_estimate(t.logprobs, t.reference, settings.kl);
+    loss = loss + settings.kl_coef * found.kl;
+  }
+  found.loss = (loss * t.weights).sum();
+  return found;
+}
+
 std::vector<double> response_weights(std::span<const std::int64_t> lengths, Aggregation aggregation,
                                      std::int64_t longest) {
   const auto tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});

@@ -63,6 +63,34 @@ struct CorrectionRange {
 Tensor correction_weights(const Tensor& old, const Tensor& rollout, const Tensor& response, std::int64_t responses,
                           Correction kind, const CorrectionRange& range);
 
+// What one pack contributes. All [T] but `response`.
+struct ObjectiveTokens {
+  Tensor logprobs;  // with gradient
+  Tensor old, rollout;
+  Tensor reference;  // undefined: no KL
+  Tensor advantages;
+  Tensor weights;   // of each token in the step's loss: response_weights()
+  Tensor response;  // int64, 0 to responses - 1
+  std::int64_t responses;
+};
+
+struct ObjectiveSettings {
+  PolicyObjective policy = PolicyObjective::kClip;
+  ClipRange clip = {};
+  double kl_coef = 0;
+  KlEstimate kl = KlEstimate::kK3;
+  Correction correction = Correction::kNone;
+  CorrectionRange correction_range = {};
+};
+
+struct PolicyTerms {
+  Tensor loss;            // scalar, with gradient: sum of weights (correction * policy's loss + kl_coef * kl)
+  PolicyLoss policy;      // of each token
+  Tensor correction, kl;  // [T]; kl is 0 without a reference
+};
+
+PolicyTerms policy_objective(const ObjectiveTokens& tokens, const ObjectiveSettings& settings);
+
 // How a step's tokens become one number. N counted tokens and S responses of the whole optimizer step, n tokens of the
 // response:
 enum class Aggregation {

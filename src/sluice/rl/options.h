@@ -39,6 +39,7 @@ struct RolloutOptions {
   std::int64_t slots = 64;
   bool dynamic_sampling = false;
   std::int64_t max_rounds = 10;
+  bool router_replay = false;
   void describe(OptionList& option) {
     option("prompts", prompts, "prompts of a step", {.synonyms = {"rollout_batch_size", "train_batch_size"}, .min = 1});
     option("samples", samples, "answers to each prompt: its group",
@@ -53,6 +54,9 @@ struct RolloutOptions {
            {.synonyms = {"filter_groups"}});
     option("max_rounds", max_rounds, "most rounds of dynamic sampling in a step; more is an error",
            {.synonyms = {"max_num_gen_batches"}, .min = 1});
+    option("router_replay", router_replay,
+           "training sends each token to the experts that it went to while sampling, where the model has experts",
+           {.synonyms = {"use_rollout_routing_replay", "routing_replay"}});
   }
 };
 
@@ -200,13 +204,12 @@ struct RlOptions {
   }
 };
 
-// The objective with everything that its algorithm decides filled in.
-struct ObjectiveSettings {
-  PolicyObjective policy;
+// What the options of an objective come to, with everything filled in that its algorithm decides.
+struct AlgorithmSettings {
   Advantage advantage;
-  ClipRange clip;
   Aggregation aggregation;
+  ObjectiveSettings objective;
 };
-ObjectiveSettings objective_settings(const ObjectiveOptions& options);
+AlgorithmSettings algorithm_settings(const ObjectiveOptions& options);
 
 }  // namespace sluice

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
+#include "sluice/layers/experts.h"
 #include "sluice/train/batch.h"
 
 namespace sluice {
@@ -14,13 +15,29 @@ struct Scores {
   Tensor logprobs, entropy;  // [A] of the pack's trained tokens
 };
 
-Scores score(const Policy& policy, const Batch& batch, bool entropy) {
-  const auto hidden = policy.decoder.forward(batch.tokens, batch.pack).index_select(0, batch.asked);
+Scores score(const Policy& policy, const Batch& batch, bool entropy, ExpertRoutes* routes) {
+  const auto all = policy.decoder.forward(batch.tokens, batch.pack, /*state=*/nullptr, /*router_load=*/nullptr,
+                                          /*residual=*/nullptr, routes);
   auto head = policy.decoder.head();
   if (policy.vocabulary < head.size(0)) head = head.narrow(0, 0, policy.vocabulary);
-  const auto result = linear_cross_entropy(hidden, head, batch.targets, 1 / policy.temperature, entropy);
+  const auto result =
+      linear_cross_entropy(all.index_select(0, batch.asked), head, batch.targets, 1 / policy.temperature, entropy);
   return {.logprobs = -result.nll, .entropy = result.entropy};
 }
+
+// The experts that a pack's tokens went to while they were sampled. The last token of an answer did not go through the
+// model then: its choice is free.
+ExpertRoutes routes_of(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack) {
+  std::vector<Tensor> parts;
+  for (const auto place : pack.samples) {
+    const auto& experts = responses[static_cast<std::size_t>(place)]->experts;
+    if (!experts.defined()) return {};
+    parts.insert(parts.end(), {experts, at::full_like(experts.narrow(0, 0, 1), -1)});
+  }
+  return {.use = ExpertRoutes::Use::kTake, .experts = at::cat(parts).unbind(1)};
+}
+
+ExpertRoutes* if_any(ExpertRoutes& routes) { return routes.experts.empty() ? nullptr : &routes; }
 
 // What each response of a pack has, one behind the other.
 Tensor gather(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack, at::Device device,
@@ -32,12 +49,11 @@ Tensor gather(const std::vector<TrainedResponse*>& responses, const PackedBatch&
   return at::cat(parts).to(device);
 }
 
-// Everything that the objective asks of one pack's tokens, [A] each.
-struct PackTokens {
-  Tensor advantages, weights, counted, rollout, old, reference;  // the last two may be undefined
-  Tensor response;                                               // int64: which of the pack's
+struct PackTokens : ObjectiveTokens {
+  Tensor counted;  // [A] 1, or 0 where the response is masked
 };
 
+// Everything but the log-probabilities that are trained.
 PackTokens tokens_of(const std::vector<TrainedResponse*>& responses, const std::vector<double>& weights,
                      const PackedBatch& pack, at::Device device) {
   const auto spread = [](const TrainedResponse& r, double value) { return at::full({r.tokens()}, value, kFloat); };
@@ -50,6 +66,7 @@ PackTokens tokens_of(const std::vector<TrainedResponse*>& responses, const std::
   });
   t.rollout = all([](const TrainedResponse& r, std::int64_t) { return r.rollout_logprobs; });
   t.response = all([](const TrainedResponse& r, std::int64_t i) { return at::full({r.tokens()}, i, kLong); });
+  t.responses = std::ssize(pack.samples);
   const auto& first = *responses[static_cast<std::size_t>(pack.samples.front())];
   if (first.old_logprobs.defined()) t.old = all([](const auto& r, std::int64_t) { return r.old_logprobs; });
   if (first.reference_logprobs.defined()) {
@@ -58,62 +75,54 @@ PackTokens tokens_of(const std::vector<TrainedResponse*>& responses, const std::
   return t;
 }
 
-PolicyLoss policy_loss(const ObjectiveSettings& settings, const Tensor& logprobs, const Tensor& old,
-                       const PackTokens& t, std::int64_t responses) {
-  auto log_ratio = logprobs - old;
-  if (settings.policy == PolicyObjective::kCispo) return cispo_loss(logprobs, log_ratio, t.advantages, settings.clip);
-  if (settings.policy == PolicyObjective::kGspo) log_ratio = response_mean(log_ratio, t.response, responses);
-  return clipped_loss(log_ratio, t.advantages, settings.clip);
-}
-
-// One pack's part of the step's loss, and what there is to tell about it.
-Tensor pack_loss(const Policy& policy, const ObjectiveOptions& objective,
-                 const std::vector<TrainedResponse*>& responses, const std::vector<double>& weights,
-                 const PackedBatch& pack, PolicyStats& stats) {
-  const auto device = policy.decoder.device();
-  const auto settings = objective_settings(objective);
-  const auto t = tokens_of(responses, weights, pack, device);
-  const auto [logprobs, entropy] = score(policy, to_batch(pack, device), /*entropy=*/true);
-  const auto old = t.old.defined() ? t.old : logprobs.detach();
-  const auto count = std::ssize(pack.samples);
-  const auto correction = correction_weights(old, t.rollout, t.response, count, objective.correction,
-                                             {.low = objective.correction_low, .high = objective.correction_high});
-  const auto policy_part = policy_loss(settings, logprobs, old, t, count);
-  auto token_loss = policy_part.loss * correction;
-  const auto kl = t.reference.defined() ? kl_estimate(logprobs, t.reference, objective.kl) : at::zeros_like(old);
-  if (t.reference.defined()) token_loss = token_loss + objective.kl_coef * kl;
-  const auto loss = (token_loss * t.weights).sum();
-
+PolicyStats stats_of(const PackTokens& t, const PolicyTerms& terms, const Tensor& entropy) {
   const at::NoGradGuard no_grad;
   const auto sum = [&](const Tensor& x) { return (x.to(kDouble) * t.counted).sum(); };
   const auto largest = [&](const Tensor& x) { return (x.to(kDouble) * t.counted).max(); };
-  const auto drift = old - t.rollout;
-  const auto all_losses = (policy_part.loss * correction * t.weights).sum().to(kDouble);
-  const auto told = at::stack({t.counted.sum().to(kDouble), loss.to(kDouble), all_losses, sum(kl), sum(entropy),
-                               sum(policy_part.clipped_low), sum(policy_part.clipped_high), sum(policy_part.dual),
-                               sum(old - logprobs), largest((logprobs - old).exp()), sum(drift.abs()),
-                               largest(drift.abs()), sum(drift.exp() - drift - 1), sum(correction),
+  const auto drift = t.old - t.rollout;
+  const auto& correction = terms.correction;
+  const auto told = at::stack({t.counted.sum().to(kDouble), terms.loss.to(kDouble),
+                               (terms.policy.loss * correction * t.weights).sum().to(kDouble), sum(terms.kl),
+                               sum(entropy), sum(terms.policy.clipped_low), sum(terms.policy.clipped_high),
+                               sum(terms.policy.dual), sum(t.old - t.logprobs), largest((t.logprobs - t.old).exp()),
+                               sum(drift.abs()), largest(drift.abs()), sum(drift.exp() - drift - 1), sum(correction),
                                sum(correction * correction), sum(correction == 0), largest(correction)})
                         .cpu();
   const auto* v = told.const_data_ptr<double>();
-  stats.add({.tokens = v[0],
-             .loss = v[1],
-             .policy_loss = v[2],
-             .kl = v[3],
-             .entropy = v[4],
-             .clipped_low = v[5],
-             .clipped_high = v[6],
-             .dual = v[7],
-             .old_minus_new = v[8],
-             .ratio_max = v[9],
-             .mismatch = v[10],
-             .mismatch_max = v[11],
-             .mismatch_kl = v[12],
-             .correction = v[13],
-             .correction_square = v[14],
-             .correction_zero = v[15],
-             .correction_max = v[16]});
-  return loss;
+  return {.tokens = v[0],
+          .loss = v[1],
+          .policy_loss = v[2],
+          .kl = v[3],
+          .entropy = v[4],
+          .clipped_low = v[5],
+          .clipped_high = v[6],
+          .dual = v[7],
+          .old_minus_new = v[8],
+          .ratio_max = v[9],
+          .mismatch = v[10],
+          .mismatch_max = v[11],
+          .mismatch_kl = v[12],
+          .correction = v[13],
+          .correction_square = v[14],
+          .correction_zero = v[15],
+          .correction_max = v[16]};
+}
+
+// One pack's part of the step's loss; adds what there is to tell about it.
+Tensor pack_loss(const Policy& policy, const ObjectiveSettings& objective,
+                 const std::vector<TrainedResponse*>& responses, const std::vector<double>& weights,
+                 const PackedBatch& pack, ExpertRoutes& routes, PolicyStats& stats) {
+  const auto device = policy.decoder.device();
+  auto tokens = tokens_of(responses, weights, pack, device);
+  const auto [logprobs, entropy] = score(policy, to_batch(pack, device), /*entropy=*/true, if_any(routes));
+  tokens.logprobs = logprobs;
+  if (!tokens.old.defined()) tokens.old = logprobs.detach();
+  const auto terms = policy_objective(tokens, objective);
+  auto found = stats_of(tokens, terms, entropy);
+  found.routed = static_cast<double>(routes.rows);
+  found.rerouted = static_cast<double>(routes.differing);
+  stats.add(found);
+  return terms.loss;
 }
 
 }  // namespace
@@ -123,7 +132,7 @@ void PolicyStats::add(const PolicyStats& o) {
        {&PolicyStats::tokens, &PolicyStats::loss, &PolicyStats::policy_loss, &PolicyStats::kl, &PolicyStats::entropy,
         &PolicyStats::clipped_low, &PolicyStats::clipped_high, &PolicyStats::dual, &PolicyStats::old_minus_new,
         &PolicyStats::mismatch, &PolicyStats::mismatch_kl, &PolicyStats::correction, &PolicyStats::correction_square,
-        &PolicyStats::correction_zero}) {
+        &PolicyStats::correction_zero, &PolicyStats::routed, &PolicyStats::rerouted}) {
     this->*sum += o.*sum;
   }
   for (const auto most : {&PolicyStats::ratio_max, &PolicyStats::mismatch_max, &PolicyStats::correction_max}) {
@@ -145,12 +154,13 @@ std::vector<PackedBatch> pack_responses(const std::vector<TrainedResponse*>& res
 }
 
 std::vector<Tensor> response_logprobs(const Policy& policy, const std::vector<TrainedResponse*>& responses,
-                                      const std::vector<PackedBatch>& packs) {
+                                      const std::vector<PackedBatch>& packs, bool replay) {
   const at::NoGradGuard no_grad;
   std::vector<Tensor> found(responses.size());
   for (const auto& pack : packs) {
     const auto batch = to_batch(pack, policy.decoder.device());
-    const auto logprobs = score(policy, batch, /*entropy=*/false).logprobs.cpu();
+    auto routes = replay ? routes_of(responses, pack) : ExpertRoutes{};
+    const auto logprobs = score(policy, batch, /*entropy=*/false, if_any(routes)).logprobs.cpu();
     std::int64_t begin = 0;
     for (const auto place : pack.samples) {
       const auto i = static_cast<std::size_t>(place);
@@ -161,7 +171,7 @@ std::vector<Tensor> response_logprobs(const Policy& policy, const std::vector<Tr
   return found;
 }
 
-PolicyUpdate update_policy(const Policy& policy, const ObjectiveOptions& objective,
+PolicyUpdate update_policy(const Policy& policy, const AlgorithmSettings& algorithm,
                            const std::vector<TrainedResponse*>& responses, std::int64_t seq_len, std::int64_t longest,
                            GradientSum& gradients, AdamW& optimizer, const UpdateSettings& settings) {
   std::vector<std::int64_t> lengths;
@@ -171,11 +181,15 @@ PolicyUpdate update_policy(const Policy& policy, const ObjectiveOptions& objecti
     result.skipped = true;
     return result;
   }
-  const auto weights = response_weights(lengths, objective_settings(objective).aggregation, longest);
+  const auto weights = response_weights(lengths, algorithm.aggregation, longest);
   const auto packs = pack_responses(responses, seq_len);
+  std::vector<ExpertRoutes> routes;  // the backward pass may compute blocks again and asks for them then
+  for (const auto& pack : packs) routes.push_back(routes_of(responses, pack));
   const auto norm = update(
       packs.size(),
-      [&](std::size_t i) { return pack_loss(policy, objective, responses, weights, packs[i], result.stats); },
+      [&](std::size_t i) {
+        return pack_loss(policy, algorithm.objective, responses, weights, packs[i], routes[i], result.stats);
+      },
       gradients, optimizer, settings);
   result.grad_norm = norm.item<double>();
   check_finite(result.stats.loss, result.grad_norm, gradients, settings.step);

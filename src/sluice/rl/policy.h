@@ -21,6 +21,7 @@ struct TrainedResponse {
   Tensor rollout_logprobs;    // as the sampler reported them
   Tensor old_logprobs;        // before the step; undefined: those of the training pass itself
   Tensor reference_logprobs;  // undefined: no KL
+  Tensor experts = {};        // as Completion::experts; undefined: routers choose anew
   double advantage = 0;
   bool counted = true;  // false: masked, but one of the step's responses
 
@@ -37,9 +38,10 @@ struct Policy {
 // Packs of whole responses, each at most seq_len tokens; they hold their places in `responses`.
 std::vector<PackedBatch> pack_responses(const std::vector<TrainedResponse*>& responses, std::int64_t seq_len);
 
-// The log-probabilities of every answer's tokens, without gradient, in the order of `responses`.
+// The log-probabilities of every answer's tokens, without gradient, in the order of `responses`. `replay`: through the
+// experts that they were sampled with, where those are known.
 std::vector<Tensor> response_logprobs(const Policy& policy, const std::vector<TrainedResponse*>& responses,
-                                      const std::vector<PackedBatch>& packs);
+                                      const std::vector<PackedBatch>& packs, bool replay);
 
 // Sums over counted tokens, and extremes.
 struct PolicyStats {
@@ -49,6 +51,7 @@ struct PolicyStats {
   double mismatch = 0, mismatch_max = 0, mismatch_kl = 0;             // between rollout and old
   double correction = 0, correction_square = 0, correction_zero = 0;  // weights, their squares, how many are 0
   double correction_max = 0;
+  double routed = 0, rerouted = 0;  // tokens times blocks whose experts were replayed; that would have gone elsewhere
   void add(const PolicyStats& other);
 };
 
@@ -60,7 +63,7 @@ struct PolicyUpdate {
 
 // One optimizer step over these responses, which are all that its denominators count. `longest`: the limit of an
 // answer's length. NaN error, before anything is updated, if loss or gradients are not finite.
-PolicyUpdate update_policy(const Policy& policy, const ObjectiveOptions& objective,
+PolicyUpdate update_policy(const Policy& policy, const AlgorithmSettings& algorithm,
                            const std::vector<TrainedResponse*>& responses, std::int64_t seq_len, std::int64_t longest,
                            GradientSum& gradients, AdamW& optimizer, const UpdateSettings& settings);
 

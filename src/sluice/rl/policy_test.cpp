@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -26,11 +27,11 @@ std::map<std::string, nlohmann::json> tiny_configs() {
 }
 
 // Random weights, spread so that probabilities differ clearly.
-Model tiny_model(const std::string& preset) {
+Model tiny_model(const std::string& preset, at::ScalarType dtype = kFloat) {
   auto config = tiny_configs().at(preset);
   config["initializer_range"] = 0.08;
   auto model = build_model(config, preset);
-  initialize(model.parameters(), kFloat, 1);
+  initialize(model.parameters(), dtype, 1);
   return model;
 }
 
@@ -52,12 +53,14 @@ std::vector<Prompt> random_prompts(std::initializer_list<std::size_t> lengths) {
 
 // Three answers to each prompt, as the trainer takes them.
 std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& prompts, double temperature,
-                                    std::int64_t max_tokens, std::uint64_t first_stream = 0) {
+                                    std::int64_t max_tokens, std::uint64_t first_stream = 0,
+                                    bool keep_experts = false) {
   std::vector<std::size_t> all(prompts.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
-  const auto groups =
-      sample_groups(engine, prompts, all,
-                    {.samples = 3, .max_tokens = max_tokens, .temperature = temperature, .seed = 5}, first_stream);
+  const auto groups = sample_groups(
+      engine, prompts, all,
+      {.samples = 3, .max_tokens = max_tokens, .temperature = temperature, .seed = 5, .keep_experts = keep_experts},
+      first_stream);
   std::vector<TrainedResponse> responses;
   for (const auto& group : groups) {
     for (const auto& response : group.responses) {
@@ -65,6 +68,7 @@ std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& p
                         .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
                         .old_logprobs = {},
                         .reference_logprobs = {},
+                        .experts = response.completion.experts,
                         .advantage = responses.size() % 2 == 0 ? 1.0 : -1.0};
       r.sample.loss_mask.resize(r.sample.tokens.size(), 0);
       const auto& tokens = response.completion.tokens;
@@ -85,7 +89,7 @@ std::vector<TrainedResponse*> pointers(std::vector<TrainedResponse>& responses) 
 // Mean |log-probability of the trainer - of the sampler|.
 double drift(const Policy& policy, std::vector<TrainedResponse>& responses) {
   const auto list = pointers(responses);
-  const auto found = response_logprobs(policy, list, pack_responses(list, 2000));
+  const auto found = response_logprobs(policy, list, pack_responses(list, 2000), /*replay=*/true);
   double sum = 0, count = 0;
   for (std::size_t i = 0; i < list.size(); ++i) {
     sum += (found[i] - list[i]->rollout_logprobs).abs().sum().item<double>();
@@ -101,7 +105,7 @@ struct Training {
         gradients(parameters),
         optimizer(parameters, {}) {}
   PolicyUpdate update(const Policy& policy, std::vector<TrainedResponse>& responses) {
-    return update_policy(policy, {}, pointers(responses), 2000, 64, gradients, optimizer,
+    return update_policy(policy, algorithm_settings({}), pointers(responses), 2000, 64, gradients, optimizer,
                          {.step = 1, .lr = 3e-3, .clip_norm = 1});
   }
   std::vector<Parameter*> parameters;
@@ -190,6 +194,71 @@ TEST(RolloutAgainstTraining, ShowsAnotherTemperature) {
   EXPECT_GT(drift(other, responses), 1e-2);
 }
 
+// In bfloat16 decoding and whole packs round differently: routers near a tie choose other experts, and
+// log-probabilities with them. Replay sends every token where sampling sent it, in the forward pass and in its
+// recomputation.
+TEST(RouterReplay, SendsTokensWhereSamplingSentThem) {
+  for (const auto* preset : {"qwen3_5_moe-tiny", "qwen3_8_flash_next-tiny"}) {
+    for (const auto recompute : {Recompute::kNone, Recompute::kBlocks}) {
+      SCOPED_TRACE(preset);
+      const auto model = tiny_model(preset, kBFloat16);
+      model.decoder->set_recompute(recompute);
+      const auto prompts = random_prompts({30, 5, 18});
+      Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 80, .tokens_per_step = 40});
+      const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+      auto responses = sample(engine, prompts, 1, 40, 0, /*keep_experts=*/true);
+      for (const auto& response : responses) {
+        EXPECT_EQ(response.experts.size(0), std::ssize(response.sample.tokens) - 1);
+        EXPECT_EQ(response.experts.size(1), model.decoder->num_blocks());
+      }
+      // Hidden states of size 1 are rounded to 2^-9, in every layer, and make logits that differ by some hundredths.
+      EXPECT_LT(drift(policy, responses), 0.1);
+      Training training(model);
+      const auto update = training.update(policy, responses);
+      EXPECT_GT(update.stats.routed, 0);
+      // Some live choices differ; the other preset's few tokens are none near a tie.
+      EXPECT_GE(update.stats.rerouted, preset == std::string_view("qwen3_5_moe-tiny") ? 1 : 0);
+      EXPECT_LT(update.stats.rerouted, 0.2 * update.stats.routed);
+      auto free = responses;
+      for (auto& response : free) response.experts = Tensor();
+      EXPECT_EQ(update_policy(policy, algorithm_settings({}), pointers(free), 2000, 64, training.gradients,
+                              training.optimizer, {.step = 2, .lr = 0, .clip_norm = 1})
+                    .stats.routed,
+                0);
+    }
+  }
+}
+
+// In float32 the choices are the same, and replaying them gives the plain pass bit for bit.
+TEST(RouterReplay, OfAModelsOwnChoicesIsThePlainPass) {
+  const auto model = tiny_model("qwen3_5_moe-tiny");
+  const auto prompts = random_prompts({30, 5});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 80});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 30, 0, /*keep_experts=*/true);
+  const auto list = pointers(responses);
+  const auto packs = pack_responses(list, 2000);
+  const auto replayed = response_logprobs(policy, list, packs, true),
+             live = response_logprobs(policy, list, packs, false);
+  for (std::size_t i = 0; i < list.size(); ++i) EXPECT_TRUE(replayed[i].equal(live[i])) << i;
+}
+
+// The gates' weights come from the live probabilities: other experts give other numbers and still a gradient.
+TEST(RouterReplay, TakesTheChoiceAndNotTheWeights) {
+  const auto model = tiny_model("qwen3_5_moe-tiny");
+  const auto prompts = random_prompts({12});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 40});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 20, 0, /*keep_experts=*/true);
+  EXPECT_LT(drift(policy, responses), kBound);
+  for (auto& response : responses) response.experts = 3 - response.experts.clamp_max(3);  // others
+  EXPECT_GT(drift(policy, responses), 1e-3);
+  Training training(model);
+  const auto update = training.update(policy, responses);
+  EXPECT_GT(update.grad_norm, 0);
+  EXPECT_TRUE(std::isfinite(update.grad_norm));
+}
+
 // The denominators are the step's: what is packed together changes nothing but rounding.
 TEST(UpdatePolicy, DoesNotDependOnHowResponsesArePacked) {
   std::vector<std::vector<double>> found;
@@ -204,8 +273,8 @@ TEST(UpdatePolicy, DoesNotDependOnHowResponsesArePacked) {
       Training training(model);
       ObjectiveOptions objective;
       objective.algorithm = algorithm;
-      const auto update = update_policy(policy, objective, pointers(responses), seq_len, 20, training.gradients,
-                                        training.optimizer, {.step = 1, .lr = 0, .clip_norm = 0});
+      const auto update = update_policy(policy, algorithm_settings(objective), pointers(responses), seq_len, 20,
+                                        training.gradients, training.optimizer, {.step = 1, .lr = 0, .clip_norm = 0});
       found.push_back({update.stats.loss, update.grad_norm, update.stats.entropy});
     }
   }
@@ -226,10 +295,10 @@ TEST(UpdatePolicy, MakesGoodAnswersLikelier) {
     Training training(model);
     ObjectiveOptions objective;
     objective.algorithm = algorithm;
-    update_policy(policy, objective, pointers(responses), 200, 20, training.gradients, training.optimizer,
-                  {.step = 1, .lr = 1e-4, .clip_norm = 1});
+    update_policy(policy, algorithm_settings(objective), pointers(responses), 200, 20, training.gradients,
+                  training.optimizer, {.step = 1, .lr = 1e-4, .clip_norm = 1});
     const auto list = pointers(responses);
-    const auto after = response_logprobs(policy, list, pack_responses(list, 200));
+    const auto after = response_logprobs(policy, list, pack_responses(list, 200), /*replay=*/true);
     double gain = 0;
     for (std::size_t i = 0; i < list.size(); ++i) {
       const auto rise = (after[i] - list[i]->rollout_logprobs) * list[i]->advantage;

@@ -21,6 +21,7 @@ std::vector<Group> sample_groups(Engine& engine, const std::vector<Prompt>& prom
                      .max_tokens = settings.max_tokens,
                      .sampling = {.temperature = settings.temperature, .seed = settings.seed, .sequence = stream++},
                      .stop = {},
+                     .keep_experts = settings.keep_experts,
                      .on_text = {},
                      .on_finish = [&response](const Completion& completion) { response.completion = completion; }});
     }

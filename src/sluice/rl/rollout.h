@@ -29,6 +29,7 @@ struct GenerationSettings {
   std::int64_t max_tokens;  // of an answer
   double temperature;
   std::uint64_t seed;
+  bool keep_experts = false;  // for router replay
 };
 
 // A group for each of the `chosen` prompts. The n-th answer of all draws from stream `first_stream` + n of the seed, so

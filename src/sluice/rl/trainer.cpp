@@ -108,7 +108,7 @@ RlTrainer::RlTrainer(const RlOptions& options, const RlInputs& inputs)
       prompts_(inputs.prompts),
       eval_prompts_(inputs.eval_prompts),
       rewards_(inputs.rewards),
-      objective_(objective_settings(options.objective)),
+      algorithm_(algorithm_settings(options.objective)),
       stream_(inputs.prompts.size(), static_cast<std::uint64_t>(options.seed)),
       parameters_(prepare(trained_parameters(inputs.model, MtpTraining::kOff), options.optim)),
       gradients_(parameters_),
@@ -160,7 +160,8 @@ void RlTrainer::sample(Step& step) {
   const GenerationSettings settings{.samples = rollout.samples,
                                     .max_tokens = rollout.max_tokens,
                                     .temperature = rollout.temperature,
-                                    .seed = static_cast<std::uint64_t>(options_.seed)};
+                                    .seed = static_cast<std::uint64_t>(options_.seed),
+                                    .keep_experts = rollout.router_replay};
   const auto write = [&](const Group& group, const Response& response, bool used) {
     step.lines += line_of(prompts_[group.prompt], response, used).dump(-1, ' ', false, Json::error_handler_t::replace);
     step.lines += "\n";
@@ -189,7 +190,7 @@ void RlTrainer::sample(Step& step) {
       const bool too_few = std::ssize(group.responses) < std::min<std::int64_t>(rollout.samples, 2);
       bool uniform = false;
       if (!too_few) {
-        set_advantages(group, objective_.advantage);
+        set_advantages(group, algorithm_.advantage);
         uniform = has_no_signal(group);
         ++step.compared_groups;
         step.uniform_groups += uniform ? 1 : 0;
@@ -231,6 +232,7 @@ std::vector<TrainedResponse> RlTrainer::responses_of(const std::vector<Group>& g
                            .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
                            .old_logprobs = {},
                            .reference_logprobs = {},
+                           .experts = response.completion.experts,
                            .advantage = response.advantage,
                            .counted = !(options_.objective.mask_truncated && is_truncated(response))});
     }
@@ -246,7 +248,7 @@ void RlTrainer::score(Step& step, std::vector<std::vector<TrainedResponse*>>& mi
     const auto packs = pack_responses(minibatch, options_.train.seq_len);
     if (needs_old) {
       const Timed timed(step.old_s);
-      const auto logprobs = response_logprobs(policy_, minibatch, packs);
+      const auto logprobs = response_logprobs(policy_, minibatch, packs, /*replay=*/true);
       for (std::size_t i = 0; i < minibatch.size(); ++i) minibatch[i]->old_logprobs = logprobs[i];
     }
     if (options_.objective.kl_coef > 0) {
@@ -255,7 +257,7 @@ void RlTrainer::score(Step& step, std::vector<std::vector<TrainedResponse*>>& mi
       const Policy reference{.decoder = reference_ != nullptr ? *reference_ : policy_.decoder,
                              .temperature = policy_.temperature,
                              .vocabulary = policy_.vocabulary};
-      const auto logprobs = response_logprobs(reference, minibatch, packs);
+      const auto logprobs = response_logprobs(reference, minibatch, packs, /*replay=*/false);
       for (std::size_t i = 0; i < minibatch.size(); ++i) minibatch[i]->reference_logprobs = logprobs[i];
     }
   }
@@ -280,9 +282,9 @@ void RlTrainer::train(Step& step) {
   bool changed = false;
   for (std::int64_t pass = 0; pass < options_.train.passes; ++pass) {
     for (const auto& minibatch : minibatches) {
-      const auto found = update_policy(policy_, options_.objective, minibatch, options_.train.seq_len,
-                                       options_.rollout.max_tokens, gradients_, optimizer_,
-                                       {.step = step.number, .lr = step.lr, .clip_norm = options_.optim.clip_norm});
+      const auto found =
+          update_policy(policy_, algorithm_, minibatch, options_.train.seq_len, options_.rollout.max_tokens, gradients_,
+                        optimizer_, {.step = step.number, .lr = step.lr, .clip_norm = options_.optim.clip_norm});
       if (found.skipped) continue;
       changed = true;
       ++updates_;
@@ -339,8 +341,9 @@ void RlTrainer::finish(Step& step) {
       {"train/grad_norm", step.grad_norm.mean()},
       {"train/lr", step.lr},
       {"train/updates", updates_}});
+  if (s.routed > 0) values["rollout/router_differ_frac"] = s.rerouted / s.routed;
   if (options_.objective.kl_coef > 0) values["train/kl"] = per_token(s.kl);
-  if (objective_.clip.dual) values["train/dual_clip_frac"] = per_token(s.dual);
+  if (algorithm_.objective.clip.dual) values["train/dual_clip_frac"] = per_token(s.dual);
   if (options_.objective.correction != Correction::kNone) {
     values["train/correction_mean"] = per_token(s.correction);
     values["train/correction_max"] = s.correction_max;

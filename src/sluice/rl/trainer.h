@@ -60,7 +60,7 @@ class RlTrainer {
   const std::vector<Prompt>& prompts_;
   const std::vector<Prompt>& eval_prompts_;
   Rewards& rewards_;
-  ObjectiveSettings objective_;
+  AlgorithmSettings algorithm_;
   PromptStream stream_;
   std::vector<Parameter*> parameters_;
   GradientSum gradients_;

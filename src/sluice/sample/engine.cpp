@@ -9,6 +9,7 @@
 
 #include "sluice/core/error.h"
 #include "sluice/kernels/common/matmul.h"
+#include "sluice/layers/experts.h"
 #include "sluice/sample/device_sampler.h"
 #include "sluice/sample/random.h"
 
@@ -41,6 +42,7 @@ struct Engine::Sequence {
   Tokenizer::Stream stream;
   StopStrings stops;
   Completion completion;
+  std::vector<Tensor> experts;  // of the pieces that went through the model
 
   Sequence(GenerationRequest from, const Tokenizer& tokenizer)
       : request(std::move(from)), stream(tokenizer, /*skip_special=*/true), stops(request.stop) {
@@ -65,6 +67,24 @@ struct Engine::Sequence {
   std::int64_t waiting_tokens() const { return static_cast<std::int64_t>(tokens.size()) - cached; }
   std::uint64_t sampled() const { return completion.tokens.size(); }
 };
+
+namespace {
+
+// The choices of all blocks, [T, blocks, k] int16 on the CPU; undefined where no block has a router.
+Tensor stack_blocks(const ExpertRoutes& routes, std::int64_t blocks) {
+  Tensor none;
+  for (const auto& experts : routes.experts) {
+    if (experts.defined()) none = at::full_like(experts, -1);
+  }
+  if (!none.defined()) return none;
+  std::vector<Tensor> all(static_cast<std::size_t>(blocks), none);
+  for (std::size_t i = 0; i < routes.experts.size(); ++i) {
+    if (routes.experts[i].defined()) all[i] = routes.experts[i];
+  }
+  return at::stack(all, 1).cpu();
+}
+
+}  // namespace
 
 struct Engine::StepPlan {
   std::vector<std::int64_t> slots, past, lengths;
@@ -148,6 +168,11 @@ Tensor Engine::last_hidden(const Tensor& hidden, const StepPlan& plan) const {
   return hidden.index_select(0, at::tensor(plan.last_rows, at::TensorOptions().dtype(kLong)).to(hidden.device()));
 }
 
+bool Engine::keeps_experts(const StepPlan& plan) const {
+  return std::ranges::any_of(
+      plan.slots, [&](std::int64_t slot) { return slots_[static_cast<std::size_t>(slot)]->request.keep_experts; });
+}
+
 void Engine::sleep() {
   SLUICE_CHECK(waiting_.empty() && std::ranges::all_of(slots_, [](const auto& s) { return s == nullptr; }),
                "engine: sequences are running; it can sleep between them alone");
@@ -179,9 +204,19 @@ bool Engine::step() {
   if (plan.tokens.empty()) return false;
   const auto device = decoder_.device();
   const auto tokens = at::tensor(plan.tokens, at::TensorOptions().dtype(kLong)).to(device);
-  const auto hidden = decoder_.forward(tokens, make_pack(plan.lengths, plan.past, plan.slots, device), &state_);
+  ExpertRoutes routes;
+  const auto hidden =
+      decoder_.forward(tokens, make_pack(plan.lengths, plan.past, plan.slots, device), &state_,
+                       /*router_load=*/nullptr, /*residual=*/nullptr, keeps_experts(plan) ? &routes : nullptr);
+  const auto experts = stack_blocks(routes, decoder_.num_blocks());
+  std::int64_t first_row = 0;
   for (std::size_t n = 0; n < plan.slots.size(); ++n) {
-    slots_[static_cast<std::size_t>(plan.slots[n])]->cached += plan.lengths[n];
+    auto& sequence = *slots_[static_cast<std::size_t>(plan.slots[n])];
+    sequence.cached += plan.lengths[n];
+    if (experts.defined() && sequence.request.keep_experts) {
+      sequence.experts.push_back(experts.narrow(0, first_row, plan.lengths[n]).clone());
+    }
+    first_row += plan.lengths[n];
   }
   if (plan.sampling.empty()) return true;
 
@@ -210,6 +245,7 @@ void Engine::finish(std::size_t slot, FinishReason reason) {
     sequence->release(sequence->stops.finish());
   }
   sequence->completion.finish_reason = reason;
+  if (!sequence->experts.empty()) sequence->completion.experts = at::cat(sequence->experts);
   if (sequence->request.on_finish) sequence->request.on_finish(sequence->completion);
 }
 

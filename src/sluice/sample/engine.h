@@ -24,7 +24,10 @@ struct Completion {
   std::vector<TokenId> tokens;        // as sampled, a stop id included
   std::vector<float> logprobs;        // of each token under the distribution that it was drawn from
   std::vector<float> model_logprobs;  // of each token under the model (SampledToken)
-  std::string text;                   // without special tokens and stop id, cut before a stop string
+  // Where the request asks for it: the experts of each token that went through the model, prompt included, so all but
+  // the last one sampled. [tokens - 1, blocks, k] int16; -1 in blocks without a router. Undefined without any router.
+  Tensor experts;
+  std::string text;  // without special tokens and stop id, cut before a stop string
   FinishReason finish_reason = FinishReason::kLength;
 };
 
@@ -33,6 +36,7 @@ struct GenerationRequest {
   std::int64_t max_tokens;      // at least 1
   SamplingParameters sampling;
   std::vector<std::string> stop;  // texts that end the answer
+  bool keep_experts = false;
   std::function<void(std::string_view piece)>
       on_text;                                       // may be empty; whole UTF-8 characters, joined they are the text
   std::function<void(const Completion&)> on_finish;  // may be empty
@@ -78,6 +82,7 @@ class Engine {
   void admit();
   StepPlan plan() const;
   std::vector<SampledToken> draw(const Tensor& logits, const StepPlan& plan);
+  bool keeps_experts(const StepPlan& plan) const;
   void accept(std::size_t slot, const SampledToken& token);
   void finish(std::size_t slot, FinishReason reason);
   Tensor last_hidden(const Tensor& hidden, const StepPlan& plan) const;

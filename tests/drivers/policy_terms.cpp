@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// For tests/test_rl_objectives.py: reads batches, a JSON object a line, and prints loss and gradient of the objective
+// with respect to the log-probabilities, all in float64. A batch names an algorithm and settings as run files do, and
+// holds for each response the lists logprobs, old, rollout, reference (or null) and its advantage.
+#include <torch/csrc/autograd/autograd.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "sluice/rl/options.h"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::json;
+
+template <typename Enum>
+Enum one_of(const Json& name, std::initializer_list<const char*> names) {
+  int index = 0;
+  for (const auto* each : names) {
+    if (name == each) return static_cast<Enum>(index);
+    ++index;
+  }
+  throw std::runtime_error("unknown name: " + name.dump());
+}
+
+ObjectiveOptions options_of(const Json& batch) {
+  ObjectiveOptions o;
+  o.algorithm = one_of<Algorithm>(batch.at("algorithm"), {"grpo", "dapo", "dr_grpo", "gspo", "cispo"});
+  if (batch.contains("aggregation")) {
+    o.aggregation = one_of<Aggregation>(batch.at("aggregation"),
+                                        {"token_mean", "sequence_mean", "sequence_sum", "sequence_sum_fixed"});
+  }
+  if (batch.contains("dual_clip")) o.dual_clip = batch.at("dual_clip").get<double>();
+  o.kl_coef = batch.value("kl_coef", 0.0);
+  o.kl = one_of<KlEstimate>(batch.value("kl", "k3"), {"k1", "k2", "k3"});
+  o.correction = one_of<Correction>(batch.value("correction", "none"),
+                                    {"none", "token", "sequence", "token_mask", "sequence_mask"});
+  return o;
+}
+
+Json solve(const Json& batch) {
+  const auto& responses = batch.at("responses");
+  std::vector<std::int64_t> lengths;
+  for (const auto& r : responses) lengths.push_back(static_cast<std::int64_t>(r.at("logprobs").size()));
+  const auto algorithm = algorithm_settings(options_of(batch));
+  const auto weights = response_weights(lengths, algorithm.aggregation, batch.at("longest").get<std::int64_t>());
+  const auto all = [&](const char* key) {
+    std::vector<double> values;
+    for (const auto& r : responses) {
+      for (const auto& value : r.at(key)) values.push_back(value.get<double>());
+    }
+    return at::tensor(values, kDouble);
+  };
+  std::vector<double> advantages, token_weights;
+  std::vector<std::int64_t> response;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    for (std::int64_t t = 0; t < lengths[i]; ++t) {
+      advantages.push_back(responses[i].at("advantage").get<double>());
+      token_weights.push_back(weights[i]);
+      response.push_back(static_cast<std::int64_t>(i));
+    }
+  }
+  ObjectiveTokens tokens;
+  tokens.logprobs = all("logprobs").requires_grad_();
+  tokens.old = all("old");
+  tokens.rollout = all("rollout");
+  if (batch.value("kl_coef", 0.0) > 0) tokens.reference = all("reference");
+  tokens.advantages = at::tensor(advantages, kDouble);
+  tokens.weights = at::tensor(token_weights, kDouble);
+  tokens.response = at::tensor(response, kLong);
+  tokens.responses = std::ssize(lengths);
+  const auto loss = policy_objective(tokens, algorithm.objective).loss;
+  const auto gradient = torch::autograd::grad({loss}, {tokens.logprobs})[0].contiguous();
+  const auto* values = gradient.const_data_ptr<double>();
+  return {{"loss", loss.item<double>()}, {"gradient", std::vector<double>(values, values + gradient.numel())}};
+}
+
+}  // namespace
+}  // namespace sluice
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::cout << sluice::solve(nlohmann::json::parse(line)).dump() << "\n";
+  }
+}

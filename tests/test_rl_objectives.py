@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objectives of `sluice rl`, value and gradient, on recorded batches: against the papers' formulas written plainly in
+Python's floats, and against PyPI's trl on the same log-probabilities and masks, where it is installed
+(`pip install trl==1.16.0`: it wants an older fsspec than requirements.txt pins, so it is no part of them)."""
+import collections
+import json
+import math
+import random
+import subprocess
+import types
+
+import pytest
+import torch
+from conftest import program
+
+LONGEST = 12
+CLIP = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1, 4)}
+AGGREGATION = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "sequence_sum_fixed", "gspo": "sequence_mean",
+               "cispo": "token_mean"}
+
+
+def recorded(algorithm, seed, **settings):
+    """Responses of 1 to LONGEST tokens; ratios from 0.3 to 3, so that every bound is crossed on both sides."""
+    draw = random.Random(seed)
+    responses = []
+    for _ in range(7):
+        count = draw.randint(1, LONGEST)
+        old = [-draw.expovariate(0.7) for _ in range(count)]
+        responses.append({"advantage": draw.gauss(0, 1), "old": old,
+                          "logprobs": [x + draw.gauss(0, 0.4) for x in old],
+                          "rollout": [x + draw.gauss(0, 0.3) for x in old],
+                          "reference": [x + draw.gauss(0, 0.5) for x in old]})
+    return {"algorithm": algorithm, "longest": LONGEST, "responses": responses, **settings}
+
+
+def ours(batches):
+    lines = "".join(json.dumps(batch) + "\n" for batch in batches)
+    done = subprocess.run([program("policy_terms")], input=lines, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# ---- the papers' formulas, plainly ----
+
+def token_weight(batch, length):
+    lengths = [len(r["old"]) for r in batch["responses"]]
+    return {"token_mean": 1 / sum(lengths), "sequence_mean": 1 / (len(lengths) * length), "sequence_sum": 1 / len(lengths),
+            "sequence_sum_fixed": 1 / (len(lengths) * LONGEST)}[batch.get("aggregation", AGGREGATION[batch["algorithm"]])]
+
+
+def clipped(ratio, advantage, low, high, dual):
+    loss = -min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+    return min(loss, -dual * advantage) if dual and advantage < 0 else loss
+
+
+def corrections(batch, response):
+    kind = batch.get("correction", "none")
+    each = [math.exp(o - m) for o, m in zip(response["old"], response["rollout"])]
+    whole = math.prod(each)
+    keep = lambda w: w if 0.5 <= w <= 2 else 0.0   # noqa: E731
+    return {"none": [1.0] * len(each), "token": [min(w, 2) for w in each], "sequence": [min(whole, 2)] * len(each),
+            "token_mask": [keep(w) for w in each], "sequence_mask": [keep(whole)] * len(each)}[kind]
+
+
+def kl_of(batch, x):
+    return {"k1": x, "k2": x * x / 2, "k3": math.exp(-x) + x - 1}[batch.get("kl", "k3")]
+
+
+def objective(batch, logprobs, frozen):
+    """The loss at `logprobs`, a list for each response. What a gradient does not flow through, CISPO's weights, is
+    taken at `frozen`."""
+    low, high = CLIP[batch["algorithm"]]
+    total = 0.0
+    for response, now, still in zip(batch["responses"], logprobs, frozen):
+        advantage = response["advantage"]
+        mean = sum(n - o for n, o in zip(now, response["old"])) / len(now)
+        for t, weight in enumerate(corrections(batch, response)):
+            log_ratio = now[t] - response["old"][t]
+            if batch["algorithm"] == "cispo":
+                ratio = math.exp(still[t] - response["old"][t])
+                loss = -min(max(ratio, 1 - low), 1 + high) * advantage * now[t]
+            else:
+                ratio = math.exp(mean if batch["algorithm"] == "gspo" else log_ratio)
+                loss = clipped(ratio, advantage, low, high, batch.get("dual_clip"))
+            kl = batch.get("kl_coef", 0) * kl_of(batch, now[t] - response["reference"][t])
+            total += (weight * loss + kl) * token_weight(batch, len(now))
+    return total
+
+
+def numeric_gradient(batch):
+    """Central differences: their remainder is of order 1e-10; rounding, of 1e-16 / 1e-5, adds 1e-11."""
+    logprobs = [list(r["logprobs"]) for r in batch["responses"]]
+    frozen = [list(r) for r in logprobs]
+    gradient = []
+    for response in logprobs:
+        for t, middle in enumerate(response):
+            response[t] = middle + 1e-5
+            above = objective(batch, logprobs, frozen)
+            response[t] = middle - 1e-5
+            gradient.append((above - objective(batch, logprobs, frozen)) / 2e-5)
+            response[t] = middle
+    return gradient
+
+
+BATCHES = [
+    *(recorded(name, seed) for seed, name in enumerate(CLIP)),
+    *(recorded("grpo", 10 + n, kl_coef=0.1, kl=kl) for n, kl in enumerate(("k1", "k2", "k3"))),
+    *(recorded("dapo", 20 + n, correction=kind)
+      for n, kind in enumerate(("token", "sequence", "token_mask", "sequence_mask"))),
+    *(recorded("grpo", 30 + n, aggregation=kind)
+      for n, kind in enumerate(("token_mean", "sequence_mean", "sequence_sum", "sequence_sum_fixed"))),
+    recorded("grpo", 40, dual_clip=1.3), recorded("gspo", 41, correction="sequence", kl_coef=0.05, kl="k2"),
+    recorded("cispo", 42, correction="token_mask", kl_coef=0.05),
+]
+
+
+def test_every_objective_equals_its_formula_and_its_slope():
+    for batch, found in zip(BATCHES, ours(BATCHES), strict=True):
+        what = {key: value for key, value in batch.items() if key != "responses"}
+        now = [r["logprobs"] for r in batch["responses"]]
+        assert found["loss"] == pytest.approx(objective(batch, now, now), rel=1e-12, abs=1e-13), what
+        assert found["gradient"] == pytest.approx(numeric_gradient(batch), rel=1e-6, abs=1e-9), what
+
+
+def test_a_response_packed_elsewhere_has_the_same_part():
+    """The order of responses changes nothing: gradients follow them."""
+    batch = recorded("gspo", 50)
+    turned = {**batch, "responses": batch["responses"][::-1]}
+    a, b = ours([batch, turned])
+    assert a["loss"] == pytest.approx(b["loss"], rel=1e-13)
+    parts = iter(b["gradient"])
+    again = [[next(parts) for _ in r["old"]] for r in turned["responses"]][::-1]
+    assert a["gradient"] == pytest.approx([x for part in again for x in part], rel=1e-13)
+
+
+# ---- trl ----
+
+def padded(batch, key):
+    rows = [r[key] + [0.0] * (LONGEST - len(r[key])) for r in batch["responses"]]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def trl_loss(batch, loss_type, level, low, high):
+    """GRPOTrainer's loss function, on a trainer that has nothing but its settings and gives out our log-probabilities."""
+    from trl import GRPOTrainer
+    logprobs = padded(batch, "logprobs").requires_grad_()
+    mask = torch.tensor([[t < len(r["old"]) for t in range(LONGEST)] for r in batch["responses"]], dtype=torch.float64)
+    told = collections.defaultdict(list)
+    trainer = types.SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level=level,
+        beta=batch.get("kl_coef", 0.0), loss_type=loss_type, epsilon_low=low, epsilon_high=high, use_vllm=False,
+        args=types.SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        model=types.SimpleNamespace(training=True), current_gradient_accumulation_steps=1, max_completion_length=LONGEST,
+        accelerator=types.SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x,
+                                          sync_gradients=True),
+        _entropy_bonus_enabled=False, _metrics={"train": told})
+    inputs = {"prompt_ids": torch.zeros(len(mask), 1, dtype=torch.long), "prompt_mask": torch.ones(len(mask), 1),
+              "completion_ids": torch.zeros(mask.shape, dtype=torch.long), "completion_mask": mask,
+              "advantages": torch.tensor([r["advantage"] for r in batch["responses"]], dtype=torch.float64),
+              "old_per_token_logps": padded(batch, "old"), "ref_per_token_logps": padded(batch, "reference"),
+              "num_items_in_batch": mask.sum()}
+    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+    loss.backward()
+    return loss.item(), logprobs.grad[mask.bool()].tolist()
+
+
+@pytest.mark.parametrize("algorithm,loss_type,level,settings", [
+    ("grpo", "grpo", "token", {}), ("grpo", "grpo", "token", {"kl_coef": 0.04}), ("dapo", "dapo", "token", {}),
+    ("dr_grpo", "dr_grpo", "token", {}), ("gspo", "grpo", "sequence", {}), ("cispo", "cispo", "token", {}),
+], ids=["grpo", "grpo with kl", "dapo", "dr_grpo", "gspo", "cispo"])
+def test_loss_and_gradient_equal_those_of_trl(algorithm, loss_type, level, settings):
+    pytest.importorskip("trl", exc_type=ImportError)
+    low, high = CLIP[algorithm]
+    high = 5.0 if algorithm == "cispo" else high   # trl's is the bound itself there
+    for seed in range(5):
+        batch = recorded(algorithm, 100 + seed, **settings)
+        loss, gradient = trl_loss(batch, loss_type, level, low, high)
+        found = ours([batch])[0]
+        assert found["loss"] == pytest.approx(loss, rel=1e-12, abs=1e-14)
+        assert found["gradient"] == pytest.approx(gradient, rel=1e-10, abs=1e-14)
