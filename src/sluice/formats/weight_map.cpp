@@ -5,7 +5,6 @@
 #include <charconv>
 #include <map>
 #include <numeric>
-#include <ranges>
 #include <unordered_map>
 
 #include "sluice/core/edit_distance.h"
@@ -276,7 +275,7 @@ class Mapper {
   void check_one(std::size_t index, const WantedTensor& wanted, const std::vector<std::int64_t>& shape) {
     auto& disk = mapped_[index].disk;
     const bool larger = disk.shape.size() == shape.size() && !shape.empty() && disk.shape[0] > shape[0] &&
-                        std::ranges::equal(disk.shape | std::views::drop(1), shape | std::views::drop(1));
+                        std::equal(shape.begin() + 1, shape.end(), disk.shape.begin() + 1);
     if (larger && is_cropped(wanted)) disk.shape = shape;
     if (disk.shape != shape) {
       misshapen_.add(
