@@ -61,3 +61,12 @@ def small_disk(tmp_path):
 
     yield resize
     subprocess.run(["umount", disk], check=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a tiny model, for tests of runs."""
+    from runs import make_model   # which itself needs this file
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    return folder

@@ -12,18 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from conftest import run
 from parity import FAMILIES, save_as_in_memory
-from runs import VOCAB, add_tokenizer, curve, make_model, metrics, same_bits, sft, token_records, write_jsonl
+from runs import VOCAB, add_tokenizer, curve, metrics, same_bits, sft, token_records, write_jsonl
 
 BATCHES = ["--data.seq_len", 64, "--train.tokens_per_step", 128, "--seed", 5, "--optim.lr", 1e-2]
 LORA = ["--lora.rank", 2, "--lora.alpha", 3]
 TOKENS = [5, 9, 300, 17, 21, 40, 41, 42, 5, 9, 77]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,7 @@ import time
 
 import pytest
 from conftest import program, run
-from runs import curve, exported, make_model, metrics, same_bits, write_jsonl
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder)
-    return folder
+from runs import curve, exported, metrics, same_bits, write_jsonl
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,21 @@ from test_families import split_experts
 from test_round_trip import multimodal_folder, weights_of
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_slice_is_the_first_layers(name, tmp_path):
+def whole_model(name, folder):
+    """A model folder with its MTP block, experts as published; the tensors in it."""
     family = FAMILIES[name]
     model = family.model().bfloat16()
-    save_as_in_memory(model, tmp_path / "whole", MultiTokenPrediction(family, model).bfloat16())
-    path = tmp_path / "whole" / "model.safetensors"
+    save_as_in_memory(model, folder, MultiTokenPrediction(family, model).bfloat16())
+    path = folder / "model.safetensors"
     tensors = split_experts(load_file(path)) if name == "qwen3_next" else load_file(path)
     save_file(tensors, path, metadata={"format": "pt"})
-    add_tokenizer(tmp_path / "whole")
+    add_tokenizer(folder)
+    return family, model, tensors
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_slice_is_the_first_layers(name, tmp_path):
+    family, model, tensors = whole_model(name, tmp_path / "whole")
     run("slice", tmp_path / "whole", "--layers", 2, "--out", tmp_path / "slice")
     assert same_bits(load_file(tmp_path / "slice" / "model.safetensors"),
                      {key: value for key, value in tensors.items() if not key.startswith(("model.layers.2.", "model.layers.3."))})
@@ -46,13 +52,7 @@ def test_a_slice_of_more_layers_than_there_are_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_next"])
 def test_a_slice_of_experts_is_the_first_of_each_layer(name, tmp_path):
     """Fused or one by one as the source has them. The MTP block would need all of them and is left out."""
-    family = FAMILIES[name]
-    model = family.model().bfloat16()
-    save_as_in_memory(model, tmp_path / "whole", MultiTokenPrediction(family, model).bfloat16())
-    path = tmp_path / "whole" / "model.safetensors"
-    tensors = split_experts(load_file(path)) if name == "qwen3_next" else load_file(path)
-    save_file(tensors, path, metadata={"format": "pt"})
-    add_tokenizer(tmp_path / "whole")
+    family, model, tensors = whole_model(name, tmp_path / "whole")
     experts, layers = model.config.num_experts_per_tok, model.config.num_hidden_layers
     run("slice", tmp_path / "whole", "--layers", layers, "--experts", experts, "--out", tmp_path / "slice")
     expected = {}

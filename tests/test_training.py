@@ -24,13 +24,6 @@ from runs import (add_tokenizer, curve, exported, make_model, metrics, same_bits
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """40 samples of 4 to 40 tokens out of 50: about 7 steps of 128 tokens an epoch, and something to learn."""
     return write_jsonl(tmp_path_factory.mktemp("data") / "train.jsonl", token_records(40, 4, 40, alphabet=50))
