@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/cli/bench.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/Functions.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,8 +8,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
-#include <numeric>
 
 #include "sluice/core/error.h"
 #include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
