@@ -9,22 +9,12 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "sluice/models/family.h"
+#include "sluice/models/testing.h"
 #include "sluice/rl/rollout.h"
 #include "sluice/train/setup.h"
 
 namespace sluice {
 namespace {
-
-std::map<std::string, nlohmann::json> tiny_configs() {
-  std::map<std::string, nlohmann::json> configs;
-  for (const auto& family : families()) {
-    for (const auto& [name, config] : family.presets) {
-      if (name.ends_with("-tiny")) configs.emplace(name, nlohmann::json::parse(config));
-    }
-  }
-  return configs;
-}
 
 // Random weights, spread so that probabilities differ clearly.
 Model tiny_model(const std::string& preset, at::ScalarType dtype = kFloat) {

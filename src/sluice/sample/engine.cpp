@@ -31,6 +31,20 @@ Tensor logits_of(const Tensor& hidden, const Tensor& head) {
   return logits;
 }
 
+// The choices of all blocks, [T, blocks, k] int16 on the CPU; undefined where no block has a router.
+Tensor stack_blocks(const ExpertRoutes& routes, std::int64_t blocks) {
+  Tensor none;
+  for (const auto& experts : routes.experts) {
+    if (experts.defined()) none = at::full_like(experts, -1);
+  }
+  if (!none.defined()) return none;
+  std::vector<Tensor> all(static_cast<std::size_t>(blocks), none);
+  for (std::size_t i = 0; i < routes.experts.size(); ++i) {
+    if (routes.experts[i].defined()) all[i] = routes.experts[i];
+  }
+  return at::stack(all, 1).cpu();
+}
+
 }  // namespace
 
 struct Engine::Sequence {
@@ -67,24 +81,6 @@ struct Engine::Sequence {
   std::int64_t waiting_tokens() const { return static_cast<std::int64_t>(tokens.size()) - cached; }
   std::uint64_t sampled() const { return completion.tokens.size(); }
 };
-
-namespace {
-
-// The choices of all blocks, [T, blocks, k] int16 on the CPU; undefined where no block has a router.
-Tensor stack_blocks(const ExpertRoutes& routes, std::int64_t blocks) {
-  Tensor none;
-  for (const auto& experts : routes.experts) {
-    if (experts.defined()) none = at::full_like(experts, -1);
-  }
-  if (!none.defined()) return none;
-  std::vector<Tensor> all(static_cast<std::size_t>(blocks), none);
-  for (std::size_t i = 0; i < routes.experts.size(); ++i) {
-    if (routes.experts[i].defined()) all[i] = routes.experts[i];
-  }
-  return at::stack(all, 1).cpu();
-}
-
-}  // namespace
 
 struct Engine::StepPlan {
   std::vector<std::int64_t> slots, past, lengths;

@@ -10,21 +10,10 @@
 
 #include "sluice/core/error.h"
 #include "sluice/data/utf8.h"
-#include "sluice/models/family.h"
+#include "sluice/models/testing.h"
 
 namespace sluice {
 namespace {
-
-// The tiny presets of all families.
-std::map<std::string, nlohmann::json> tiny_configs() {
-  std::map<std::string, nlohmann::json> configs;
-  for (const auto& family : families()) {
-    for (const auto& [name, config] : family.presets) {
-      if (name.ends_with("-tiny")) configs.emplace(name, nlohmann::json::parse(config));
-    }
-  }
-  return configs;
-}
 
 // One of them with random weights, spread so that logits differ clearly.
 Model tiny_model(std::int64_t vocab_size = 1024, const std::string& preset = "qwen3_5-tiny") {
