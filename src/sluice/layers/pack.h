@@ -8,6 +8,7 @@
 
 #include "sluice/core/tensor.h"
 #include "sluice/kernels/rotary/rotary.h"
+#include "sluice/parallel/mesh.h"
 
 namespace sluice {
 
@@ -37,6 +38,7 @@ struct ForwardContext {
   ExpertRoutes* routes = nullptr;        // where routers keep their choices, or whose choices they take; none: neither
   std::int64_t block = 0;                // of the decoder, which this context is for
   std::int64_t first_token = 0;          // of the pack, in a part of a feed-forward's tokens
+  const Mesh& mesh = one_process();      // whose groups the layers exchange tensors in
 };
 
 }  // namespace sluice

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/parallel/collectives.h"
+
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+#include <numeric>
+
+#include "sluice/parallel/communicator.h"
+
+namespace sluice {
+namespace {
+
+using Counts = std::vector<std::int64_t>;
+
+std::int64_t sum(Rows rows) { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); }
+
+Tensor with_rows(const Tensor& like, std::int64_t rows) {
+  auto sizes = like.sizes().vec();
+  sizes[0] = rows;
+  return at::empty(sizes, like.options());
+}
+
+bool are_equal(Rows rows) {
+  return std::ranges::all_of(rows, [&](auto r) { return r == rows[0]; });
+}
+
+// Backends exchange as many rows with each member: shorter parts are padded to the longest.
+Tensor gather(const Tensor& x, Rows rows, const Group& group) {
+  assert(x.size(0) == rows[group.rank()]);
+  const auto longest = std::ranges::max(rows);
+  auto all = with_rows(x, longest * group.size());
+  if (all.numel() == 0) return with_rows(x, sum(rows));
+  auto own = x.contiguous();
+  if (x.size(0) < longest) {
+    own = with_rows(x, longest);
+    own.narrow(0, 0, x.size(0)).copy_(x);
+    own.narrow(0, x.size(0), longest - x.size(0)).zero_();
+  }
+  group.communicator().run("all-gather", x.device(),
+                           [&](c10d::Backend& backend) { return backend._allgather_base(all, own); });
+  if (are_equal(rows)) return all;
+  std::vector<Tensor> parts;
+  for (std::int64_t i = 0; i < group.size(); ++i) parts.push_back(all.narrow(0, i * longest, rows[i]));
+  return at::cat(parts);
+}
+
+Tensor reduce_scatter(const Tensor& x, Rows rows, const Group& group) {
+  assert(x.size(0) == sum(rows));
+  const auto longest = std::ranges::max(rows);
+  auto own = with_rows(x, longest);
+  if (own.numel() == 0) return own;
+  auto all = x.contiguous();
+  if (!are_equal(rows)) {
+    all = with_rows(x, longest * group.size()).zero_();
+    std::int64_t begin = 0;
+    for (std::int64_t i = 0; i < group.size(); begin += rows[i++]) {
+      all.narrow(0, i * longest, rows[i]).copy_(x.narrow(0, begin, rows[i]));
+    }
+  }
+  group.communicator().run("reduce-scatter", x.device(),
+                           [&](c10d::Backend& backend) { return backend._reduce_scatter_base(own, all); });
+  return own.narrow(0, 0, rows[group.rank()]);
+}
+
+Tensor all_to_all(const Tensor& x, Rows send, Rows receive, const Group& group) {
+  assert(x.size(0) == sum(send));
+  auto in = x.contiguous(), out = with_rows(x, sum(receive));
+  Counts sent(send.begin(), send.end()), received(receive.begin(), receive.end());
+  group.communicator().run("all-to-all", x.device(),
+                           [&](c10d::Backend& backend) { return backend.alltoall_base(out, in, received, sent); });
+  return out;
+}
+
+Tensor reduce(const Tensor& x, c10d::ReduceOp::RedOpType operation, const Group& group) {
+  auto result = x.clone(at::MemoryFormat::Contiguous);
+  group.communicator().run("all-reduce", x.device(), [&](c10d::Backend& backend) {
+    std::vector<Tensor> tensors{result};
+    return backend.allreduce(tensors, {.reduceOp = operation});
+  });
+  return result;
+}
+
+// An exchange and the one that its gradient takes.
+struct Pair : torch::CustomClassHolder {
+  using Exchange = std::function<Tensor(const Tensor&)>;
+  Pair(Exchange f, Exchange b) : forward(std::move(f)), backward(std::move(b)) {}
+  Exchange forward, backward;
+};
+
+class Differentiable : public torch::autograd::Function<Differentiable> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
+                        const c10::intrusive_ptr<Pair>& pair) {
+    context->saved_data["pair"] = c10::IValue::make_capsule(pair);
+    return pair->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto pair = c10::static_intrusive_pointer_cast<Pair>(context->saved_data["pair"].toCapsule());
+    return {pair->backward(grads[0]), Tensor()};
+  }
+};
+
+Tensor exchange(const Tensor& x, Pair::Exchange forward, Pair::Exchange backward) {
+  return Differentiable::apply(x, c10::make_intrusive<Pair>(std::move(forward), std::move(backward)));
+}
+
+}  // namespace
+
+Tensor all_gather_rows(const Tensor& x, Rows rows, const Group& group) {
+  if (group.size() == 1) return x;
+  const Counts counts(rows.begin(), rows.end());
+  return exchange(
+      x, [=](const Tensor& own) { return gather(own, counts, group); },
+      [=](const Tensor& grad) { return reduce_scatter(grad, counts, group); });
+}
+
+Tensor reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group) {
+  if (group.size() == 1) return x;
+  const Counts counts(rows.begin(), rows.end());
+  return exchange(
+      x, [=](const Tensor& all) { return reduce_scatter(all, counts, group); },
+      [=](const Tensor& grad) { return gather(grad, counts, group); });
+}
+
+Tensor all_to_all_rows(const Tensor& x, Rows send, Rows receive, const Group& group) {
+  if (group.size() == 1) return x;
+  const Counts sent(send.begin(), send.end()), received(receive.begin(), receive.end());
+  return exchange(
+      x, [=](const Tensor& own) { return all_to_all(own, sent, received, group); },
+      [=](const Tensor& grad) { return all_to_all(grad, received, sent, group); });
+}
+
+Tensor all_reduce_sum(const Tensor& x, const Group& group) {
+  if (group.size() == 1) return x;
+  const auto add = [=](const Tensor& own) { return reduce(own, c10d::ReduceOp::SUM, group); };
+  return exchange(x, add, add);
+}
+
+void all_reduce_max_(Tensor& x, const Group& group) {
+  if (group.size() > 1) x.copy_(reduce(x, c10d::ReduceOp::MAX, group));
+}
+
+void broadcast_(Tensor& x, std::int64_t root, const Group& group) {
+  if (group.size() == 1) return;
+  auto values = x.contiguous();
+  group.communicator().run("broadcast", x.device(), [&](c10d::Backend& backend) {
+    std::vector<Tensor> tensors{values};
+    return backend.broadcast(tensors, {.rootRank = root});
+  });
+  if (!values.is_same(x)) x.copy_(values);
+}
+
+std::vector<Counts> all_gather_numbers(const Counts& numbers, const Group& group) {
+  if (group.size() == 1) return {numbers};
+  const auto each = static_cast<std::int64_t>(numbers.size());
+  const auto all = gather(at::tensor(numbers, kLong), Counts(group.size(), each), group);
+  std::vector<Counts> result;
+  const auto* first = all.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < group.size(); ++i, first += each) result.emplace_back(first, first + each);
+  return result;
+}
+
+void barrier(const Group& group) {
+  if (group.size() == 1) return;
+  group.communicator().run("barrier", at::kCPU, [](c10d::Backend& backend) { return backend.barrier(); });
+}
+
+}  // namespace sluice

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchanges of tensors within a group, differentiable. The loss that gradients are of is the sum of what all members
+// compute: where a member uses another's value, its gradient goes back there and is added.
+//
+// Tensors are [rows, ...], on the CPU or the world's GPU; rows may differ from member to member and be 0, and all
+// members know all of them. dtype and the other sizes are the same everywhere. All members make the same calls in the
+// same order. In a group of one each call gives x itself.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "sluice/core/tensor.h"
+#include "sluice/parallel/group.h"
+
+namespace sluice {
+
+using Rows = std::span<const std::int64_t>;  // of each member, by its rank
+
+// Everyone's x, by rank: [rows[rank], ...] to [sum of rows, ...]. Backward: reduce_scatter_rows.
+Tensor all_gather_rows(const Tensor& x, Rows rows, const Group& group);
+
+// The sum over the members of x [sum of rows, ...], of which each gets its own rows: [rows[rank], ...]. Backward:
+// all_gather_rows.
+Tensor reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group);
+
+// x [sum of send, ...] is what goes to each member, by rank; the result [sum of receive, ...] what came from each.
+// receive[i] is member i's send[rank]. Backward: the same, the other way.
+Tensor all_to_all_rows(const Tensor& x, Rows send, Rows receive, const Group& group);
+
+// The sum over the members of x, any shape. Backward: the same, of the gradients.
+Tensor all_reduce_sum(const Tensor& x, const Group& group);
+
+// Without gradient, in place: the largest of each element; the values of member `root`.
+void all_reduce_max_(Tensor& x, const Group& group);
+void broadcast_(Tensor& x, std::int64_t root, const Group& group);
+
+// Everyone's numbers, as many of each: the i-th of the result is member i's.
+std::vector<std::vector<std::int64_t>> all_gather_numbers(const std::vector<std::int64_t>& numbers, const Group& group);
+
+// Returns when all members have called it.
+void barrier(const Group& group);
+
+}  // namespace sluice

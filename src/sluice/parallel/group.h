@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace sluice {
+
+class Communicator;  // parallel/communicator.h
+
+// Some of the run's processes, which exchange tensors (parallel/collectives.h). One process alone is a group too, in
+// which every exchange is the identity and costs nothing. A copy is the same group.
+class Group {
+ public:
+  Group() = default;
+  explicit Group(std::shared_ptr<Communicator> communicator);
+  std::int64_t rank() const { return rank_; }  // of this process in the group
+  std::int64_t size() const { return size_; }
+  Communicator& communicator() const { return *communicator_; }  // of a group of several
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  std::int64_t rank_ = 0, size_ = 1;
+};
+
+}  // namespace sluice
