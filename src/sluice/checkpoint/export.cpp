@@ -8,6 +8,7 @@
 #include "sluice/checkpoint/fp8.h"
 #include "sluice/checkpoint/load.h"
 #include "sluice/checkpoint/tensor_io.h"
+#include "sluice/checkpoint/whole_values.h"
 #include "sluice/core/error.h"
 #include "sluice/core/files.h"
 #include "sluice/core/wildcard.h"
@@ -33,19 +34,16 @@ struct Item {
 struct Values {
   const std::vector<Parameter*>& parameters;
   const ModelFolder* source;  // null: none
-};
+  WholeValues& whole;
 
-Tensor values_of_run(const Run& run, const std::vector<Parameter*>& parameters) {
-  const auto& parameter = *parameters[run.parameter];
-  const auto& value = parameter.value;
-  SLUICE_CHECK(value.defined() && value.sizes() == parameter.shape, "export: {} has no value of its declared shape {}",
-               parameter.name, shape_text(parameter.shape));
-  return value.detach().reshape(-1).narrow(0, run.offset, run.elements).to(at::kCPU);
-}
+  Tensor of(const Run& run) const {
+    return whole.of(*parameters[run.parameter]).reshape(-1).narrow(0, run.offset, run.elements);
+  }
+};
 
 void write_fp8(SafetensorsWriter& writer, const Item& item, const Values& values) {
   std::vector<Tensor> runs;
-  for (const auto& run : item.runs) runs.push_back(values_of_run(run, values.parameters).to(kFloat));
+  for (const auto& run : item.runs) runs.push_back(values.of(run).to(kFloat));
   const bool is_scale = item.form == Item::Form::kFp8Scale;
   const auto weight = at::cat(runs).view(is_scale ? item.weight_shape : item.info.shape);
   const auto block = values.source->fp8_block();
@@ -64,15 +62,23 @@ void write_item(SafetensorsWriter& writer, const Item& item, const Values& value
   if (item.copied != nullptr) return write_copied(writer, item, values);
   if (item.form != Item::Form::kPlain) return write_fp8(writer, item, values);
   for (const auto& run : item.runs) {
-    const auto piece = values_of_run(run, values.parameters);
-    writer.write(tensor_bytes(piece.to(scalar_type(item.info.dtype)).contiguous()));
+    writer.write(tensor_bytes(values.of(run).to(scalar_type(item.info.dtype)).contiguous()));
   }
+}
+
+// What a rank that does not write adds to an item: its pieces.
+void give_pieces(const Item& item, const Values& values) {
+  for (const auto& run : item.runs) values.whole.of(*values.parameters[run.parameter]);
 }
 
 void write_weights(const fs::path& path, std::vector<Item> items, const Values& values) {
   // Wider dtypes first keep every tensor aligned; readers that map the file then need no copy.
   std::ranges::stable_sort(items, std::greater<>(), [](const Item& item) { return dtype_bytes(item.info.dtype); });
   std::vector<TensorInfo> infos;
+  if (!values.whole.is_writer()) {
+    for (const auto& item : items) give_pieces(item, values);
+    return;
+  }
   for (const auto& item : items) infos.push_back(item.info);
   SafetensorsWriter writer(path, infos);
   for (const auto& item : items) write_item(writer, item, values);
@@ -108,6 +114,7 @@ void write_shards(const fs::path& folder, std::vector<Item> items, const Values&
     }
     write_weights(folder / name, std::move(shards[i]), values);
   }
+  if (!values.whole.is_writer()) return;
   const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
   write_file(folder / kIndexFile, index.dump(2) + "\n");
 }
@@ -285,13 +292,16 @@ std::string config_of(const ModelFolder& source, const std::vector<Item>& items,
 }  // namespace
 
 void export_model(const fs::path& out, const std::vector<Parameter*>& parameters, const ModelFolder& source,
-                  const WeightRules& rules, const ExportOptions& options) {
+                  const WeightRules& rules, const ExportOptions& options, const Mesh& mesh) {
   auto items = items_of(source, parameters, rules, options);
   auto all = parameters;
   all.insert(all.end(), options.fresh.begin(), options.fresh.end());
   add_fresh(items, options.fresh, parameters.size(), source, rules);
+  WholeValues whole(mesh);
+  const Values values{.parameters = all, .source = &source, .whole = whole};
+  if (!whole.is_writer()) return write_shards(out, items, values, options.max_shard_bytes);
   AtomicFolder folder(out);
-  write_shards(folder.path(), items, {all, &source}, options.max_shard_bytes);
+  write_shards(folder.path(), items, values, options.max_shard_bytes);
   write_file(folder.path() / kConfigFile, config_of(source, items, options));
   copy_companions(source.path(), folder.path(), source.config());
   verify(folder.path(), items);
@@ -313,7 +323,9 @@ void export_fresh_model(const fs::path& out, const std::vector<Parameter*>& para
   config.erase("torch_dtype");  // the older name of the same key
   config["dtype"] = dtype == at::kFloat ? "float32" : name;
   AtomicFolder folder(out);
-  write_shards(folder.path(), items, {parameters, nullptr}, options.max_shard_bytes);
+  WholeValues whole;
+  write_shards(folder.path(), items, {.parameters = parameters, .source = nullptr, .whole = whole},
+               options.max_shard_bytes);
   write_file(folder.path() / kConfigFile, config.dump(2) + "\n");
   copy_companions(companions.value_or(fs::path()), folder.path(), json(config));
   verify(folder.path(), items);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cassert>
 #include <map>
 
 #include "sluice/checkpoint/tensor_io.h"
@@ -63,17 +64,35 @@ at::ScalarType lossless_dtype(const std::vector<MappedTensor>& map, const std::v
 
 namespace {
 
-// Copies a tensor's runs to where they belong, making room first for parameters that have none.
+// Rows of the whole parameter, from `first` on, to where they belong in its piece.
+void copy_rows(const Tensor& rows, std::int64_t first, const Parameter& parameter, const MeshPlace& place) {
+  const Box given{.row = first, .rows = rows.size(0), .column = 0, .columns = rows.size(1)};
+  const auto piece = rows_view(parameter.value);
+  std::int64_t row = 0;
+  for (const auto& box : boxes_of(parameter, place)) {
+    const auto common = intersection(given, box);
+    if (common.elements() > 0) {
+      const auto from = rows.narrow(0, common.row - first, common.rows).narrow(1, common.column, common.columns);
+      piece.narrow(0, row + common.row - box.row, common.rows).copy_(from);
+    }
+    row += box.rows;
+  }
+}
+
+// Copies a tensor's runs, each of whole rows, to where they belong, making room first for parameters that have none.
 void copy_runs(const MappedTensor& mapped, const Tensor& disk, const std::vector<Parameter*>& parameters,
-               at::ScalarType model_dtype) {
+               at::ScalarType model_dtype, const MeshPlace& place) {
   const auto flat = disk.reshape(-1);
   std::int64_t at = 0;
   for (const auto& run : mapped.runs) {
     auto& parameter = *parameters[run.parameter];
     if (!parameter.value.defined()) {
-      parameter.value = at::empty(parameter.shape, at::TensorOptions().dtype(held_dtype(parameter, model_dtype)));
+      parameter.value =
+          at::empty(local_shape(parameter, place), at::TensorOptions().dtype(held_dtype(parameter, model_dtype)));
     }
-    parameter.value.view(-1).narrow(0, run.offset, run.elements).copy_(flat.narrow(0, at, run.elements));
+    const auto columns = whole_box(parameter.shape).columns;
+    assert(run.offset % columns == 0 && run.elements % columns == 0);
+    copy_rows(flat.narrow(0, at, run.elements).view({-1, columns}), run.offset / columns, parameter, place);
     at += run.elements;
   }
 }
@@ -113,7 +132,7 @@ void check_exact(const ModelFolder& folder, const Parameter& parameter, const st
 }  // namespace
 
 LoadReport load_parameters(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
-                           const WeightRules& rules, at::ScalarType model_dtype) {
+                           const WeightRules& rules, at::ScalarType model_dtype, const MeshPlace& place) {
   const at::NoGradGuard no_grad;
   const auto map = map_folder(folder, parameters, rules);  // before any parameter changes
   LoadReport report;
@@ -132,13 +151,13 @@ LoadReport load_parameters(const ModelFolder& folder, const std::vector<Paramete
     auto& parameter = *parameters[mapped.runs[0].parameter];
     const auto disk = read_mapped(folder, tensor, mapped, parameter, model_dtype);
     if (disk.sizes() == parameter.shape) {  // the whole of it
-      parameter.value = disk;
-      report.shared += parameter.value.const_data_ptr() == tensor.bytes().data() ? 1 : 0;
+      parameter.value = take_piece(disk, parameter, place);
+      report.shared += disk.const_data_ptr() == tensor.bytes().data() && parameter.value.is_alias_of(disk) ? 1 : 0;
       check_exact(folder, parameter, mapped.disk.name);
     } else if (parameter.as_stored) {
       pieces[&parameter].emplace(mapped.runs[0].offset, disk);
     } else {
-      copy_runs(mapped, disk, parameters, model_dtype);
+      copy_runs(mapped, disk, parameters, model_dtype, place);
     }
   }
   for (const auto& [parameter, by_offset] : pieces) {

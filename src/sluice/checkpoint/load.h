@@ -44,8 +44,9 @@ at::ScalarType lossless_dtype(const std::vector<MappedTensor>& map, const std::v
 // Sets every parameter's value on the CPU, in the dtype that it is held in. A tensor that has that dtype on disk is not
 // copied: the value lies over the mapped file, copy-on-write, and may be trained in place. A parameter that is held as
 // stored lies over it in any dtype, and in its pieces. Data error for a tensor that follows from the configuration and
-// holds other values. Logs what was set aside, and warns of tensors that the index does not name.
+// holds other values. Logs what was set aside, and warns of tensors that the index does not name. A rank of a mesh
+// reads its pieces alone.
 LoadReport load_parameters(const ModelFolder& folder, const std::vector<Parameter*>& parameters,
-                           const WeightRules& rules, at::ScalarType model_dtype);
+                           const WeightRules& rules, at::ScalarType model_dtype, const MeshPlace& place = {});
 
 }  // namespace sluice

@@ -15,6 +15,7 @@
 #include "sluice/core/log.h"
 #include "sluice/formats/json.h"
 #include "sluice/formats/safetensors.h"
+#include "sluice/parallel/world.h"
 
 namespace sluice {
 namespace {
@@ -43,6 +44,23 @@ std::optional<std::int64_t> step_of(const fs::path& path) {
 
 bool is_kind(std::string_view kind) {
   return !kind.empty() && kind.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string_view::npos;
+}
+
+// "exp_avg.safetensors" of one process, "exp_avg-00001-of-00004.safetensors" of rank 1 of 4.
+std::string file_name(const std::string& kind, const World* processes) {
+  if (processes == nullptr) return kind + std::string(kExtension);
+  return fmt::format("{}-{:05}-of-{:05}{}", kind, processes->rank(), processes->size(), kExtension);
+}
+
+// The kind of tensors that a file of this name holds; none: it is no file of a checkpoint.
+std::optional<std::string> kind_of(const fs::path& name) {
+  if (name.has_parent_path() || name.extension() != kExtension) return std::nullopt;
+  auto kind = name.stem().string();
+  if (const auto rank = kind.find('-'); rank != std::string::npos) {
+    if (kind.find_first_not_of("0123456789-of", rank) != std::string::npos) return std::nullopt;
+    kind.resize(rank);
+  }
+  return is_kind(kind) ? std::optional(kind) : std::nullopt;
 }
 
 // Renamed first, so that what is half removed has no checkpoint's name.
@@ -100,27 +118,56 @@ FileContent read_whole(const fs::path& path) {
   return content;
 }
 
-void write_checkpoint(const fs::path& run, const TrainingState& state, const Retention& retention) {
-  const auto name = folder_name(state.step);
-  AtomicFolder folder(checkpoints_of(run) / name, AtomicFolder::Existing::kReplace);
+TensorInfo part_info(const TensorParts& tensor, const TensorPart& part) {
+  auto name = part_name(tensor, part);
+  const bool whole = name == tensor.name;
+  return {std::move(name), stored_dtype(part.values.scalar_type()), whole ? tensor.shape : part.values.sizes().vec()};
+}
+
+// Writes the state's tensors into the folder. What meta.json says of the files.
+json write_files(const fs::path& folder, const TrainingState& state, const World* processes) {
   json files = json::array();
   for (const auto& [kind, tensors] : state.tensors) {
-    const auto path = folder.path() / (kind + std::string(kExtension));
+    const auto path = folder / file_name(kind, processes);
     std::vector<TensorInfo> infos;
-    for (const auto& [tensor_name, tensor] : tensors) infos.push_back(tensor_info(tensor_name, tensor));
+    for (const auto& tensor : tensors) {
+      for (const auto& part : tensor.parts) infos.push_back(part_info(tensor, part));
+    }
     SafetensorsWriter writer(path, infos);
-    for (const auto& [tensor_name, tensor] : tensors) writer.write(tensor_bytes(tensor));
+    for (const auto& tensor : tensors) {
+      for (const auto& part : tensor.parts) writer.write(tensor_bytes(part.values));
+    }
     writer.commit();
     const auto written = read_whole(path);
     files.push_back({{"name", path.filename().string()}, {"bytes", written.bytes}, {"xxh3", written.xxh3}});
   }
-  const json meta = {
-      {"format_version", kCheckpointVersion}, {"step", state.step}, {"files", files}, {"run", state.meta}};
-  write_file(folder.path() / kMetaFile, meta.dump(2) + "\n");
-  folder.commit();
-  point_latest(checkpoints_of(run), name);
-  prune(run, state.step, retention);
+  return files;
 }
+
+// How the ranks tell each other of one save. They do so beside all exchanges of tensors, since training goes on.
+class SaveTalk {
+ public:
+  SaveTalk(const World& processes, std::int64_t number) : processes_(processes), save_(number) {}
+
+  void tell(const std::string& what, const std::string& text) const { processes_.post(name(what), text); }
+  void tell_failure(const std::string& why) const { tell(kFailed, fmt::format("rank {}: {}", processes_.rank(), why)); }
+  // Waits. An error if a rank could not save.
+  std::string hear(const std::string& what) const {
+    auto text = processes_.await({name(kFailed), name(what)});
+    if (processes_.store()->check({name(kFailed)})) {
+      fail(ExitCode::kRuntime, "no checkpoint was saved: {}", processes_.await({name(kFailed)}));
+    }
+    return text;
+  }
+
+ private:
+  static constexpr auto kFailed = "failure";
+  std::string name(const std::string& what) const { return fmt::format("checkpoint {} {}", save_, what); }
+  const World& processes_;
+  std::int64_t save_;
+};
+
+std::string part_of(std::int64_t rank) { return fmt::format("part of rank {}", rank); }
 
 // The state as it is written: on the CPU, contiguous, each kind with its widest dtypes first so that all are aligned.
 // `copied`: training cannot change it; otherwise it shares memory with the state where it can.
@@ -130,11 +177,16 @@ TrainingState snapshot(const TrainingState& state, bool copied) {
   for (const auto& [kind, tensors] : state.tensors) {
     SLUICE_CHECK(is_kind(kind), "checkpoint: \"{}\" is no name for a kind of tensors; use a-z, 0-9 and _", kind);
     auto& copies = copy.tensors[kind];
-    for (const auto& [name, tensor] : tensors) {
-      copies.emplace_back(name, copied ? at::empty(tensor.sizes(), tensor.options().device(at::kCPU)).copy_(tensor)
-                                       : tensor.detach().to(at::kCPU).contiguous());
+    for (const auto& tensor : tensors) {
+      auto& own = copies.emplace_back(TensorParts{.name = tensor.name, .shape = tensor.shape, .parts = {}});
+      for (const auto& [box, values] : tensor.parts) {
+        own.parts.push_back({box, copied ? at::empty(values.sizes(), values.options().device(at::kCPU)).copy_(values)
+                                         : values.detach().to(at::kCPU).contiguous()});
+      }
     }
-    std::ranges::stable_sort(copies, std::greater<>(), [](const auto& named) { return named.second.element_size(); });
+    std::ranges::stable_sort(copies, std::greater<>(), [](const TensorParts& tensor) {
+      return tensor.parts.empty() ? 0 : tensor.parts[0].values.element_size();
+    });
   }
   return copy;
 }
@@ -191,7 +243,7 @@ json read_meta(const fs::path& checkpoint) {
       fail_damaged(path, "files must be a list of name, bytes and xxh3");
     }
     const fs::path name = file["name"].get<std::string>();
-    if (name.has_parent_path() || name.extension() != kExtension || !is_kind(name.stem().string())) {
+    if (!kind_of(name)) {
       fail_damaged(path, "{} is no file of a checkpoint", printable(name.string()));
     }
   }
@@ -213,20 +265,39 @@ void check_files(const fs::path& checkpoint, const json& meta) {
   }
 }
 
+// Adds a file's parts to the tensors that they are of.
+void add_file(const fs::path& path, std::vector<TensorParts>& tensors, std::map<std::string, std::size_t>& places) {
+  const auto file = std::make_shared<const SafetensorsFile>(path);
+  for (const auto& stored : file->tensors()) {
+    const auto part = parse_part_name(stored.info.name, stored.info.shape);
+    if (!part) fail_damaged(path, "{} is no name of a tensor", printable(stored.info.name));
+    const auto [place, is_new] = places.emplace(part->tensor, tensors.size());
+    if (is_new) tensors.push_back({.name = part->tensor, .shape = part->shape, .parts = {}});
+    auto& tensor = tensors[place->second];
+    if (tensor.shape != part->shape) {
+      fail_damaged(path, "{} is of another tensor than {} {}", printable(stored.info.name), printable(tensor.name),
+                   shape_text(tensor.shape));
+    }
+    tensor.parts.push_back({.box = part->box, .values = rows_view(tensor_over(file, stored))});
+  }
+}
+
 TrainingState read_files(const fs::path& checkpoint, const json& meta) {
   TrainingState state{.step = meta["step"].get<std::int64_t>(), .meta = meta["run"], .tensors = {}};
+  std::map<std::string, std::map<std::string, std::size_t>> places;  // of the tensors of each kind
   for (const auto& entry : meta["files"]) {
-    const fs::path name = entry["name"].get<std::string>();
-    const auto file = std::make_shared<const SafetensorsFile>(checkpoint / name);
-    auto& tensors = state.tensors[name.stem().string()];
-    for (const auto& stored : file->tensors()) tensors.emplace_back(stored.info.name, tensor_over(file, stored));
+    const auto name = entry["name"].get<std::string>();
+    const auto kind = *kind_of(name);
+    add_file(checkpoint / name, state.tensors[kind], places[kind]);
   }
   return state;
 }
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(const fs::path& run, Retention retention) : run_(run), retention_(retention) {
+CheckpointWriter::CheckpointWriter(const fs::path& run, Retention retention, const Mesh& mesh)
+    : run_(run), retention_(retention), mesh_(mesh) {
+  if (mesh.world().rank() != 0) return;
   const auto folder = checkpoints_of(run_);
   fs::create_directories(folder);
   std::vector<fs::path> left_behind;
@@ -247,15 +318,60 @@ CheckpointWriter::~CheckpointWriter() {
   }
 }
 
+CheckpointWriter::Save CheckpointWriter::next_save() {
+  return {.run = run_,
+          .retention = retention_,
+          .processes = mesh_.world().size() > 1 ? mesh_.processes() : nullptr,
+          .number = saves_++};
+}
+
 void CheckpointWriter::save(const TrainingState& state) {
   wait();  // one copy of the state in memory at a time
-  writing_ = std::async(std::launch::async, [run = run_, copy = snapshot(state, /*copied=*/true),
-                                             retention = retention_] { write_checkpoint(run, copy, retention); });
+  writing_ = std::async(std::launch::async,
+                        [save = next_save(), copy = snapshot(state, /*copied=*/true)] { write(copy, save); });
 }
 
 void CheckpointWriter::save_now(const TrainingState& state) {
   wait();
-  write_checkpoint(run_, snapshot(state, /*copied=*/false), retention_);
+  write(snapshot(state, /*copied=*/false), next_save());
+}
+
+void CheckpointWriter::write(const TrainingState& state, const Save& save) {
+  const auto name = folder_name(state.step);
+  const auto put_in_place = [&](AtomicFolder& folder, const json& files) {
+    const json meta = {
+        {"format_version", kCheckpointVersion}, {"step", state.step}, {"files", files}, {"run", state.meta}};
+    write_file(folder.path() / kMetaFile, meta.dump(2) + "\n");
+    folder.commit();
+    point_latest(checkpoints_of(save.run), name);
+    prune(save.run, state.step, save.retention);
+  };
+  const auto target = checkpoints_of(save.run) / name;
+  if (save.processes == nullptr) {
+    AtomicFolder folder(target, AtomicFolder::Existing::kReplace);
+    return put_in_place(folder, write_files(folder.path(), state, nullptr));
+  }
+  const auto& processes = *save.processes;
+  const SaveTalk talk(processes, save.number);
+  try {
+    if (processes.rank() == 0) {
+      AtomicFolder folder(target, AtomicFolder::Existing::kReplace);
+      talk.tell("folder", folder.path().string());
+      auto files = write_files(folder.path(), state, &processes);
+      for (std::int64_t rank = 1; rank < processes.size(); ++rank) {
+        for (const auto& file : json::parse(talk.hear(part_of(rank)))) files.push_back(file);
+      }
+      put_in_place(folder, files);
+      talk.tell("end", "");
+    } else {
+      const fs::path folder = talk.hear("folder");
+      talk.tell(part_of(processes.rank()), write_files(folder, state, &processes).dump());
+      talk.hear("end");
+    }
+  } catch (const std::exception& error) {
+    talk.tell_failure(error.what());
+    throw;
+  }
 }
 
 void CheckpointWriter::wait() {
@@ -282,6 +398,11 @@ TrainingState read_checkpoint(const fs::path& checkpoint) {
   const auto meta = read_meta(checkpoint);
   check_files(checkpoint, meta);
   return read_files(checkpoint, meta);
+}
+
+TrainingState read_checked_checkpoint(const fs::path& run, std::int64_t step) {
+  const auto checkpoint = checkpoints_of(run) / folder_name(step);
+  return read_files(checkpoint, read_meta(checkpoint));
 }
 
 std::optional<TrainingState> read_latest(const fs::path& run) {

@@ -41,24 +41,24 @@ MtpTraining mtp_of(const TrainingState& state) {
   return MtpTraining::kOff;
 }
 
-// Each parameter's value out of a checkpoint.
+// Each parameter's value out of a checkpoint, whatever layout wrote it. `state` must outlive it.
 class Masters {
  public:
   Masters(const TrainingState& state, std::string checkpoint, std::string base)
       : checkpoint_(std::move(checkpoint)), base_(std::move(base)) {
     const auto masters = state.tensors.find("master");
     if (masters == state.tensors.end()) fail_data("{}: holds no master weights", checkpoint_);
-    by_name_ = {masters->second.begin(), masters->second.end()};
+    for (const auto& tensor : masters->second) by_name_[tensor.name] = &tensor;
   }
 
-  const Tensor& at(const std::string& name) const {
+  Tensor at(const std::string& name) const {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) refuse(name, "missing", "it");
-    return found->second;
+    return assemble(*found->second);
   }
 
   void fill(Parameter& parameter) const {
-    const auto& value = at(parameter.name);
+    const auto value = at(parameter.name);
     if (value.sizes() != at::IntArrayRef(parameter.shape)) {
       refuse(parameter.name, describe(value), shape_text(parameter.shape));
     }
@@ -72,7 +72,7 @@ class Masters {
   }
 
   std::string checkpoint_, base_;
-  std::map<std::string, Tensor> by_name_;
+  std::map<std::string, const TensorParts*> by_name_;
 };
 
 // The adapters that a run trained instead of the model.

@@ -10,6 +10,7 @@
 
 #include "sluice/cli/inputs.h"
 #include "sluice/cli/model_loading.h"
+#include "sluice/cli/processes.h"
 #include "sluice/core/log.h"
 #include "sluice/sample/engine.h"
 
@@ -149,6 +150,7 @@ EngineSizes sizes_for(const std::vector<Prompt>& prompts, std::int64_t max_token
 }  // namespace
 
 ExitCode run_generate(const GenerateOptions& options, const Invocation& invocation) {
+  only_one_process("generate");
   sampling_of(options, 0).check();
   InputEncoder encoder(options.model.path, options.chat_template, options.thinking);
   const auto prompts = PromptReader(options, vocab_size_of(options.model.path), encoder).read_all();

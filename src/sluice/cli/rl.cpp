@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "sluice/cli/processes.h"
 #include "sluice/cli/training.h"
 #include "sluice/core/log.h"
 #include "sluice/rl/trainer.h"
@@ -41,6 +42,7 @@ std::string describe(const ObjectiveOptions& options) {
 }  // namespace
 
 ExitCode run_rl(const RlOptions& options, const Invocation& invocation) {
+  only_one_process("rl");
   check(options);
   check_run_folder(options.run, options.ckpt);
   log_info("sluice {}\n{}", version(), invocation.changed);

@@ -9,6 +9,7 @@
 
 #include "sluice/cli/inputs.h"
 #include "sluice/cli/model_loading.h"
+#include "sluice/cli/processes.h"
 #include "sluice/core/files.h"
 #include "sluice/core/log.h"
 #include "sluice/core/progress.h"
@@ -102,6 +103,7 @@ void write_scores(const std::vector<Sequence>& sequences, const std::vector<floa
 }  // namespace
 
 ExitCode run_score(const ScoreOptions& options, const Invocation& invocation) {
+  only_one_process("score");
   InputEncoder encoder(options.model.path, options.chat_template, std::nullopt);
   if (invocation.dry_run) {
     const auto vocab_size = vocab_size_of(options.model.path);

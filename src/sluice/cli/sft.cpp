@@ -5,8 +5,10 @@
 
 #include <algorithm>
 
+#include "sluice/cli/processes.h"
 #include "sluice/cli/training.h"
 #include "sluice/core/log.h"
+#include "sluice/parallel/collectives.h"
 #include "sluice/train/flops.h"
 #include "sluice/train/run_folder.h"
 #include "sluice/train/sft.h"
@@ -62,17 +64,38 @@ void check_ids(const std::vector<Sample>& samples, std::int64_t vocab_size) {
   }
 }
 
-}  // namespace
+// The state to go on from, on every rank. Rank 0 opens the run's folder, and tells the others which checkpoint it took.
+std::optional<TrainingState> open_run_together(const SftOptions& options, const SftData& data,
+                                               const std::string& resolved_toml, const Mesh& mesh) {
+  constexpr std::int64_t kNone = -1;
+  std::optional<TrainingState> state;
+  if (mesh.world().rank() == 0) {
+    state = open_run(options.run, options.ckpt,
+                     {.settings = maths_settings(options), .samples = fingerprint(data.train)}, resolved_toml);
+  }
+  const auto step = all_gather_numbers({state ? state->step : kNone}, mesh.world())[0][0];
+  if (mesh.world().rank() != 0 && step != kNone) state = read_checked_checkpoint(options.run.out, step);
+  return state;
+}
 
-ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
-  check_run_folder(options.run, options.ckpt);
-  log_info("sluice {}\n{}", version(), invocation.changed);
-  auto loaded = load_model(options.model.path, options.run.device, options.precision.dtype,
-                           {.mtp = options.train.mtp != MtpTraining::kOff});
+// What needs the values of a whole row, or of a whole parameter, beside each other.
+void check_lora(const LoraOptions& lora, const Mesh& mesh) {
+  if (lora.dropout > 0 && mesh.sequence().size() > 1) {
+    fail_usage("lora.dropout needs whole rows: give parallel.tp = 1 and parallel.cp = 1, or lora.dropout = 0");
+  }
+}
+
+ExitCode train(const SftOptions& options, const Invocation& invocation, LoadedModel& loaded, const Mesh& mesh) {
+  if (mesh.world().rank() == 0) check_run_folder(options.run, options.ckpt);
+  barrier(mesh.world());  // before the others read anything
   const auto parameters = loaded.model.parameters();
+  check_splits(parameters, mesh.tp().size(), mesh.ep().size());
+  if (options.lora.wanted()) check_lora(options.lora, mesh);
+  load_values(loaded, std::nullopt, place_of(mesh));
+  loaded.model.decoder->set_mesh(mesh);
   const auto seed = static_cast<std::uint64_t>(options.seed);
   std::optional<TrainedAdapters> adapters;
-  if (options.lora.wanted()) adapters = adapt(options.lora, loaded, seed);
+  if (options.lora.wanted()) adapters = adapt(options.lora, loaded, seed, mesh);
   const auto trained = trained_parameters(loaded.model, options.train.mtp);
   const auto vocab_size = loaded.model.decoder->vocab_size();
   const auto data = load_data(options);
@@ -83,16 +106,25 @@ ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
            trained_count == count ? "all" : fmt::format("{}", trained_count), at::get_num_threads());
   if (invocation.dry_run) return ExitCode::kDone;
 
-  const auto state =
-      open_run(options.run, options.ckpt, {.settings = maths_settings(options), .samples = fingerprint(data.train)},
-               invocation.resolved_toml);
+  const auto state = open_run_together(options, data, invocation.resolved_toml, mesh);
   const auto peak = peak_operations_per_s(loaded.device.name, loaded.dtype);
   SftTrainer trainer(options, loaded.model, data.train, data.eval, state, peak, adapters);
   if (state) log_info("resuming after step {} of {}", state->step, trainer.total_steps());
   if (const auto end = trainer.run(); end != ExitCode::kDone) return end;
 
-  export_run(options.run.out, loaded, adapters, options.train.mtp);
+  export_run(options.run.out, loaded, adapters, options.train.mtp, mesh);
   return ExitCode::kDone;
+}
+
+}  // namespace
+
+ExitCode run_sft(const SftOptions& options, const Invocation& invocation) {
+  const auto launch = join_launch();
+  log_info("sluice {}\n{}", version(), invocation.changed);
+  auto loaded = open_model(options.model.path, options.run.device, options.precision.dtype,
+                           {.mtp = options.train.mtp != MtpTraining::kOff}, launch.local_rank);
+  return run_on_mesh(launch, options.parallel, loaded.device.device, invocation.resolved_toml,
+                     [&](const Mesh& mesh) { return train(options, invocation, loaded, mesh); });
 }
 
 }  // namespace sluice

@@ -24,7 +24,15 @@ spdlog::logger& logger() {
 }
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
-  return level == LogLevel::kInfo ? spdlog::level::info : spdlog::level::warn;
+  switch (level) {
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kNothing:
+      return spdlog::level::off;
+  }
+  return spdlog::level::info;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines for people on standard error. `--quiet` leaves warnings alone.
+// Lines for people on standard error. `--quiet` leaves warnings alone; of several processes that run one command, all
+// but the first say nothing.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,7 +10,7 @@
 
 namespace sluice {
 
-enum class LogLevel { kInfo, kWarning };
+enum class LogLevel { kInfo, kWarning, kNothing };
 
 void set_log_level(LogLevel lowest_shown);
 bool log_shows(LogLevel level);

@@ -7,6 +7,7 @@
 #include "sluice/kernels/expert_matmul/expert_matmul.h"
 #include "sluice/kernels/swiglu/swiglu.h"
 #include "sluice/layers/lora.h"
+#include "sluice/parallel/collectives.h"
 
 namespace sluice {
 
@@ -63,10 +64,12 @@ RoutedExperts::RoutedExperts(const SparseMoeSizes& s)
     : gate_up_proj_(declare({.name = "gate_up_proj",
                              .shape = {s.num_experts, 2 * s.moe_intermediate_size, s.hidden_size},
                              .adaptable = true,
+                             .split = Split::experts(s.num_experts),
                              .init = Init::normal(s.initializer_range)})),
       down_proj_(declare({.name = "down_proj",
                           .shape = {s.num_experts, s.hidden_size, s.moe_intermediate_size},
                           .adaptable = true,
+                          .split = Split::experts(s.num_experts),
                           .init = Init::normal(s.initializer_range)})) {}
 
 // A line is a token's visit to an expert; lines are sorted by expert, and in it by token.
@@ -130,10 +133,12 @@ void RouterLoad::add(const RouterLoad& other) {
   probability = probability.defined() ? probability + other.probability : other.probability;
 }
 
-Tensor load_balancing_loss(const RouterLoad& load) {
-  const auto rows = static_cast<double>(load.rows);
+Tensor load_balancing_loss(const RouterLoad& load, const Group& ranks) {
+  double rows = 0;
+  for (const auto& its : all_gather_numbers({load.rows}, ranks)) rows += static_cast<double>(its[0]);
   const auto experts = static_cast<double>(load.visits.size(0));
-  return (load.visits.detach() * load.probability).sum() * (experts / (rows * rows));
+  const auto visits = all_reduce_sum(load.visits.detach(), ranks);
+  return (visits * load.probability).sum() * (experts / (rows * rows));
 }
 
 }  // namespace sluice

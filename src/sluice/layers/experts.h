@@ -86,8 +86,8 @@ struct RouterLoad {
 };
 
 // The auxiliary loss that keeps experts evenly used (Fedus et al. 2021), of the pooled layers: E sum_e f_e P_e with f_e
-// the visits and P_e the probability of expert e, a row. Evenly used it is k. f_e has no gradient. `load` must have
-// rows.
-Tensor load_balancing_loss(const RouterLoad& load);
+// the visits and P_e the probability of expert e, a row. Evenly used it is k. f_e has no gradient. `ranks` share the
+// rows, at least one: each gets its part of the loss, and the parts add up to it.
+Tensor load_balancing_loss(const RouterLoad& load, const Group& ranks = {});
 
 }  // namespace sluice

@@ -18,12 +18,17 @@ Tensor FeedForward::forward_in_parts(const Tensor& x, const ForwardContext& cont
 }
 
 SwiGlu::SwiGlu(std::int64_t hidden_size, std::int64_t intermediate_size, double initializer_range)
-    : gate_proj_(add("gate_proj", std::make_unique<Linear>(intermediate_size, hidden_size, initializer_range))),
-      up_proj_(add("up_proj", std::make_unique<Linear>(intermediate_size, hidden_size, initializer_range))),
-      down_proj_(add("down_proj", std::make_unique<Linear>(hidden_size, intermediate_size, initializer_range))) {}
+    : gate_proj_(add("gate_proj",
+                     std::make_unique<Linear>(intermediate_size, hidden_size, initializer_range, Split::anywhere(0)))),
+      up_proj_(add("up_proj",
+                   std::make_unique<Linear>(intermediate_size, hidden_size, initializer_range, Split::anywhere(0)))),
+      down_proj_(add("down_proj",
+                     std::make_unique<Linear>(hidden_size, intermediate_size, initializer_range, Split::anywhere(1)))) {
+}
 
-Tensor SwiGlu::forward(const Tensor& x, const ForwardContext&) const {
-  return down_proj_.forward(swiglu(gate_proj_.forward(x), up_proj_.forward(x)));
+Tensor SwiGlu::forward(const Tensor& x, const ForwardContext& context) const {
+  const auto all = gather_tokens(x, context);
+  return scatter_tokens(down_proj_.forward(swiglu(gate_proj_.forward(all), up_proj_.forward(all))), context);
 }
 
 void SwiGlu::count_operations(double tokens, Operations& operations) const {

@@ -55,27 +55,30 @@ struct KeyValueState : MixerState {
 GatedAttention::GatedAttention(const GatedAttentionSizes& s, std::unique_ptr<BlockIndexer> indexer)
     : sizes_(s),
       q_proj_(add("q_proj", std::make_unique<Linear>(2 * s.num_attention_heads * s.head_dim, s.hidden_size,
-                                                     s.initializer_range))),
-      k_proj_(add("k_proj",
-                  std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size, s.initializer_range))),
-      v_proj_(add("v_proj",
-                  std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size, s.initializer_range))),
-      o_proj_(add("o_proj",
-                  std::make_unique<Linear>(s.hidden_size, s.num_attention_heads * s.head_dim, s.initializer_range))),
+                                                     s.initializer_range, Split::heads(0, s.num_attention_heads)))),
+      k_proj_(
+          add("k_proj", std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size, s.initializer_range,
+                                                 Split::key_value_heads(0, s.num_key_value_heads)))),
+      v_proj_(
+          add("v_proj", std::make_unique<Linear>(s.num_key_value_heads * s.head_dim, s.hidden_size, s.initializer_range,
+                                                 Split::key_value_heads(0, s.num_key_value_heads)))),
+      o_proj_(add("o_proj", std::make_unique<Linear>(s.hidden_size, s.num_attention_heads * s.head_dim,
+                                                     s.initializer_range, Split::heads(1, s.num_attention_heads)))),
       q_norm_(add("q_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))),
       k_norm_(add("k_norm", std::make_unique<ZeroCenteredRmsNorm>(s.head_dim, s.rms_norm_eps))),
       indexer_(indexer ? &add("indexer", std::move(indexer)) : nullptr) {}
 
-Tensor GatedAttention::forward(const Tensor& x, const ForwardContext& context, MixerState* state) const {
+Tensor GatedAttention::forward(const Tensor& own, const ForwardContext& context, MixerState* state) const {
   const auto& pack = context.pack;
   const auto& table = context.rotary;
   const auto d = sizes_.head_dim;
-  const auto query_and_gate = q_proj_.forward(x).unflatten(1, {sizes_.num_attention_heads, 2 * d});
+  const auto x = gather_tokens(own, context);
+  const auto query_and_gate = q_proj_.forward(x).unflatten(1, {-1, 2 * d});
   const auto gate = query_and_gate.narrow(2, d, d);                                              // [T, Hq, d]
   const auto q = rotary(q_norm_.forward(query_and_gate.narrow(2, 0, d)), table.cos, table.sin);  // [T, Hq, d]
-  const auto k = rotary(k_norm_.forward(k_proj_.forward(x).unflatten(1, {sizes_.num_key_value_heads, d})), table.cos,
+  const auto k = rotary(k_norm_.forward(k_proj_.forward(x).unflatten(1, {-1, d})), table.cos,
                         table.sin);  // [T, Hkv, d]
-  const auto v = v_proj_.forward(x).unflatten(1, {sizes_.num_key_value_heads, d});
+  const auto v = v_proj_.forward(x).unflatten(1, {-1, d});
   const auto scale = 1 / std::sqrt(static_cast<double>(d));
   const auto longest = std::ranges::max(pack.lengths);
 
@@ -96,7 +99,7 @@ Tensor GatedAttention::forward(const Tensor& x, const ForwardContext& context, M
   } else {
     out = attend(k, v, pack.cu_seqlens, std::nullopt, longest);
   }
-  return o_proj_.forward((out * gate.sigmoid()).flatten(1));
+  return scatter_tokens(o_proj_.forward((out * gate.sigmoid()).flatten(1)), context);
 }
 
 std::unique_ptr<MixerState> GatedAttention::new_state(std::int64_t slots, std::int64_t capacity,

@@ -17,7 +17,7 @@ struct GatedAttentionSizes {
 
 // Softmax attention with query and key norms, partial rotary embedding and a sigmoid gate on its output (Qwen3-Next and
 // later). With an indexer each query attends to the blocks of keys that it chooses, beside the open last one
-// (Qwen3.8-Flash-Next). Hq query heads, Hkv key-value heads, d head dim.
+// (Qwen3.8-Flash-Next). Hq query heads, Hkv key-value heads, d head dim: a tensor rank's some of them.
 class GatedAttention : public Mixer {
  public:
   explicit GatedAttention(const GatedAttentionSizes& sizes, std::unique_ptr<BlockIndexer> indexer = nullptr);

@@ -14,6 +14,12 @@ std::int64_t conv_channels(const GatedDeltaNetSizes& s) {
   return 2 * s.num_key_heads * s.key_head_dim + s.num_value_heads * s.value_head_dim;
 }
 
+// By key head, each with the value heads that use it.
+Split qkv_split(const GatedDeltaNetSizes& s) {
+  const auto keys = s.num_key_heads * s.key_head_dim;
+  return Split::heads(0, s.num_key_heads, {keys, keys, s.num_value_heads * s.value_head_dim});
+}
+
 struct GatedDeltaState : MixerState {
   Tensor conv;       // [slots, 2 Kd + Vd, kernel - 1], oldest first
   Tensor recurrent;  // [slots, Hv, K, V] float32
@@ -27,28 +33,34 @@ struct GatedDeltaState : MixerState {
 
 GatedDeltaNet::GatedDeltaNet(const GatedDeltaNetSizes& s)
     : sizes_(s),
-      in_proj_qkv_(add("in_proj_qkv", std::make_unique<Linear>(conv_channels(s), s.hidden_size, s.initializer_range))),
+      in_proj_qkv_(add("in_proj_qkv",
+                       std::make_unique<Linear>(conv_channels(s), s.hidden_size, s.initializer_range, qkv_split(s)))),
       in_proj_z_(add("in_proj_z", std::make_unique<Linear>(s.num_value_heads * s.value_head_dim, s.hidden_size,
-                                                           s.initializer_range))),
-      in_proj_b_(add("in_proj_b", std::make_unique<Linear>(s.num_value_heads, s.hidden_size, s.initializer_range))),
-      in_proj_a_(add("in_proj_a", std::make_unique<Linear>(s.num_value_heads, s.hidden_size, s.initializer_range))),
+                                                           s.initializer_range, Split::heads(0, s.num_key_heads)))),
+      in_proj_b_(add("in_proj_b", std::make_unique<Linear>(s.num_value_heads, s.hidden_size, s.initializer_range,
+                                                           Split::heads(0, s.num_key_heads)))),
+      in_proj_a_(add("in_proj_a", std::make_unique<Linear>(s.num_value_heads, s.hidden_size, s.initializer_range,
+                                                           Split::heads(0, s.num_key_heads)))),
       conv_weight_(declare({.name = "conv1d.weight",
                             .shape = {conv_channels(s), 1, s.conv_kernel_dim},
+                            .split = qkv_split(s),
                             .init = Init::normal(s.initializer_range)})),
       dt_bias_(declare({.name = "dt_bias",
                         .shape = {s.num_value_heads},
                         .dtype = kFloat,
                         .decay = false,
+                        .split = Split::heads(0, s.num_key_heads),
                         .init = Init::constant(1)})),
       A_log_(declare({.name = "A_log",
                       .shape = {s.num_value_heads},
                       .dtype = kFloat,
                       .decay = false,
+                      .split = Split::heads(0, s.num_key_heads),
                       .init = Init::log_uniform(0.01, 16)})),
       norm_weight_(
           declare({.name = "norm.weight", .shape = {s.value_head_dim}, .decay = false, .init = Init::constant(1)})),
       out_proj_(add("out_proj", std::make_unique<Linear>(s.hidden_size, s.num_value_heads * s.value_head_dim,
-                                                         s.initializer_range))) {}
+                                                         s.initializer_range, Split::heads(1, s.num_key_heads)))) {}
 
 // q | k | v | z | b | a of each token, side by side: the gradients come back so, and one product gives that of x. The
 // weights are joined for one product, or the products, whichever is the smaller copy.
@@ -69,12 +81,13 @@ Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, Mi
   const auto& pack = context.pack;
   std::optional<GatedDeltaCoreState> before;
   if (cache != nullptr) before = {read_slots(cache->conv, pack), read_slots(cache->recurrent, pack)};
+  const auto ranks = context.mesh.tp().size();
   const auto core = gated_delta_core(
-      project(x),
+      project(gather_tokens(x, context)),
       {.conv = conv_weight_.value, .A_log = A_log_.value, .dt_bias = dt_bias_.value, .norm = norm_weight_.value},
       pack.cu_seqlens, before,
-      {.num_key_heads = sizes_.num_key_heads,
-       .num_value_heads = sizes_.num_value_heads,
+      {.num_key_heads = sizes_.num_key_heads / ranks,
+       .num_value_heads = sizes_.num_value_heads / ranks,
        .key_head_dim = sizes_.key_head_dim,
        .value_head_dim = sizes_.value_head_dim,
        .rms_norm_eps = sizes_.rms_norm_eps,
@@ -83,7 +96,7 @@ Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, Mi
     write_slots(cache->conv, pack, core.state->conv);
     write_slots(cache->recurrent, pack, core.state->recurrent);
   }
-  return out_proj_.forward(core.out);
+  return scatter_tokens(out_proj_.forward(core.out), context);
 }
 
 std::unique_ptr<MixerState> GatedDeltaNet::new_state(std::int64_t slots, std::int64_t,

@@ -19,7 +19,8 @@ struct GatedDeltaNetSizes {
 
 // Linear attention by the gated delta rule (Yang, Kautz, Hatamizadeh 2024) as the Qwen3.5 families lay it out: flat
 // projections q | k | v, each head-major, and separate z, b, a.
-// Kd = key heads x key dim, Vd = value heads x value dim.
+// Kd = key heads x key dim, Vd = value heads x value dim. A tensor rank has some of the key heads, with the value heads
+// that use them.
 class GatedDeltaNet : public Mixer {
  public:
   explicit GatedDeltaNet(const GatedDeltaNetSizes& sizes);

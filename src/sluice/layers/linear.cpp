@@ -5,10 +5,11 @@
 
 namespace sluice {
 
-Linear::Linear(std::int64_t out_features, std::int64_t in_features, double initializer_range)
+Linear::Linear(std::int64_t out_features, std::int64_t in_features, double initializer_range, Split split)
     : weight_(declare({.name = "weight",
                        .shape = {out_features, in_features},
                        .adaptable = true,
+                       .split = std::move(split),
                        .init = Init::normal(initializer_range)})) {}
 
 Tensor Linear::forward(const Tensor& x) const {
@@ -18,9 +19,19 @@ Tensor Linear::forward(const Tensor& x) const {
 }
 
 Embedding::Embedding(std::int64_t vocab_size, std::int64_t hidden_size, double initializer_range)
-    : weight_(
-          declare({.name = "weight", .shape = {vocab_size, hidden_size}, .init = Init::normal(initializer_range)})) {}
+    : weight_(declare({.name = "weight",
+                       .shape = {vocab_size, hidden_size},
+                       .split = Split::anywhere(0),
+                       .init = Init::normal(initializer_range)})) {}
 
-Tensor Embedding::forward(const Tensor& tokens) const { return at::embedding(weight_.value, tokens); }
+Tensor Embedding::forward(const Tensor& tokens, const ForwardContext& context) const {
+  const auto& tp = context.mesh.tp();
+  const auto rows = tokens.narrow(0, context.split.context_first, context.split.context_count);
+  if (tp.size() == 1) return at::embedding(weight_.value, rows);
+  const auto place = rows - piece_begin(weight_.shape[0], tp.size(), tp.rank());
+  const auto elsewhere = (place < 0).logical_or_(place >= weight_.value.size(0));
+  const auto found = at::embedding(weight_.value, place.masked_fill(elsewhere, 0));
+  return scatter_tokens(found.masked_fill(elsewhere.unsqueeze(1), 0), context);
+}
 
 }  // namespace sluice

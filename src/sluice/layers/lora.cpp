@@ -50,11 +50,15 @@ std::shared_ptr<LoraAdapter> make_adapter(const Parameter& parameter, std::int64
   shape_b.back() = rank;
   const auto bound = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
   const auto module = module_name(parameter);
-  return std::make_shared<LoraAdapter>(
+  auto adapter = std::make_shared<LoraAdapter>(
       LoraAdapter{.A = {.name = module + ".lora_A.weight", .shape = shape_a, .init = Init::uniform(-bound, bound)},
                   .B = {.name = module + ".lora_B.weight", .shape = shape_b, .init = Init::constant(0)},
                   .scale = scale,
                   .dropout = std::make_shared<LoraDropout>()});
+  // What multiplies the split side of the weight is split with it.
+  if (is_experts(parameter) || parameter.split.dim == 1) adapter->A.split = parameter.split;
+  if (is_experts(parameter) || parameter.split.dim == 0) adapter->B.split = parameter.split;
+  return adapter;
 }
 
 // x without the elements that `name` drops in this pass, the others scaled up. Drawn on the CPU, so that every device

@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "sluice/parallel/collectives.h"
+
 namespace sluice {
 
 Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past, std::vector<std::int64_t> slots,
@@ -22,6 +24,14 @@ Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past
           .slots = std::move(slots),
           .cu_seqlens = at::tensor(bounds, at::TensorOptions().dtype(kInt)).to(device, /*non_blocking=*/true),
           .positions = at::tensor(positions, at::TensorOptions().dtype(kLong)).to(device, /*non_blocking=*/true)};
+}
+
+Tensor gather_tokens(const Tensor& x, const ForwardContext& context) {
+  return all_gather_rows(x, context.split.rows, context.mesh.tp());
+}
+
+Tensor scatter_tokens(const Tensor& x, const ForwardContext& context) {
+  return reduce_scatter_rows(x, context.split.rows, context.mesh.tp());
 }
 
 }  // namespace sluice

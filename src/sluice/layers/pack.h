@@ -8,7 +8,7 @@
 
 #include "sluice/core/tensor.h"
 #include "sluice/kernels/rotary/rotary.h"
-#include "sluice/parallel/mesh.h"
+#include "sluice/layers/token_split.h"
 
 namespace sluice {
 
@@ -28,7 +28,8 @@ Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past
 struct RouterLoad;    // layers/experts.h
 struct ExpertRoutes;  // layers/experts.h
 
-// What every block of one forward pass shares.
+// What every block of one forward pass shares. Pack, tokens and rotary table are of all tokens, whichever this rank
+// works on.
 struct ForwardContext {
   const Pack& pack;
   Tensor tokens = {};                    // [T] int64, as the embedding takes them
@@ -39,6 +40,13 @@ struct ForwardContext {
   std::int64_t block = 0;                // of the decoder, which this context is for
   std::int64_t first_token = 0;          // of the pack, in a part of a feed-forward's tokens
   const Mesh& mesh = one_process();      // whose groups the layers exchange tensors in
+  TokenSplit split = {};                 // of the pack over the mesh; of one process: not needed
 };
+
+// x [own tokens, ..] of every tensor rank, one after the other: [the context rank's tokens, ..].
+Tensor gather_tokens(const Tensor& x, const ForwardContext& context);
+
+// The sum over the tensor ranks of their x [the context rank's tokens, ..], of which each gets its own tokens.
+Tensor scatter_tokens(const Tensor& x, const ForwardContext& context);
 
 }  // namespace sluice

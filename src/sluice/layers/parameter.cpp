@@ -48,7 +48,8 @@ at::ScalarType held_dtype(const Parameter& parameter, at::ScalarType model_dtype
   return parameter.dtype.value_or(model_dtype);
 }
 
-void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_dtype, std::uint64_t seed) {
+void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_dtype, std::uint64_t seed,
+                const MeshPlace& place) {
   for (auto* parameter : parameters) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(
         XXH3_64bits_withSeed(parameter->name.data(), parameter->name.size(), seed));
@@ -71,7 +72,7 @@ void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_
         value = at::tensor(init.values, at::TensorOptions().dtype(kLong));
         break;
     }
-    parameter->value = value.to(held_dtype(*parameter, model_dtype));
+    parameter->value = take_piece(value, *parameter, place).to(held_dtype(*parameter, model_dtype));
   }
 }
 

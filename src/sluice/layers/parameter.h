@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A parameter is declared once, where it is used. Loader, exporter, optimizer groups, initialisation, `sluice inspect`
-// and the training checkpoint all read this declaration; nobody writes a second list of names.
+// A parameter is declared once, where it is used. Loader, exporter, optimizer groups, initialisation, `sluice inspect`,
+// the training checkpoint and the mesh all read this declaration; nobody writes a second list of names.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sluice/core/tensor.h"
+#include "sluice/layers/split.h"
 
 namespace sluice {
 
@@ -32,19 +33,20 @@ struct LoraAdapter;
 
 struct Parameter {
   std::string name;                          // as the checkpoint spells it, e.g. "model.layers.0.linear_attn.A_log"
-  std::vector<std::int64_t> shape;           // global, as on disk
+  std::vector<std::int64_t> shape;           // of the whole, as on disk
   std::optional<at::ScalarType> dtype = {};  // held in this whatever the model's precision; none: the model's
   bool decay = true;                         // takes weight decay
   bool frozen = false;     // never trained: no gradient, no optimizer state; an export has what its source has
   bool as_stored = false;  // a frozen table read by rows: held in the file's dtype, over its mapping, never copied
   bool adaptable = false;  // a projection, y = x W^T, that can have an adapter (layers/lora.h)
+  Split split = {};        // over the ranks of a mesh; `value` is this rank's piece
   Init init;
   double stored_scale = 1;  // of an as_stored parameter: its values are this times what is stored
   Tensor value = {};        // undefined until initialize() or the loader sets it
   std::vector<Tensor> pieces =
       {};  // of an as_stored parameter that lies in pieces: its rows in order, instead of value
   std::shared_ptr<LoraAdapter> adapter = {};
-  std::int64_t size() const;  // number of elements
+  std::int64_t size() const;  // number of elements of the whole
 };
 
 std::int64_t count_elements(const std::vector<Parameter*>& parameters);
@@ -85,7 +87,8 @@ class Module {
 at::ScalarType held_dtype(const Parameter& parameter, at::ScalarType model_dtype);
 
 // Allocates and draws every parameter from `seed`. A parameter's values depend on the seed and its name alone, so
-// adding a layer does not change the others.
-void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_dtype, std::uint64_t seed);
+// adding a layer does not change the others; a rank of a mesh keeps its piece of them.
+void initialize(const std::vector<Parameter*>& parameters, at::ScalarType model_dtype, std::uint64_t seed,
+                const MeshPlace& place = {});
 
 }  // namespace sluice

@@ -20,8 +20,8 @@ Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContex
   for (const auto* parameter : trained_parameters(block.parameters())) parameters.push_back(parameter->value);
   // The backward pass may come after the caller's pack is gone: the function holds its own.
   const auto again = [&block, pack = context.pack, tokens = context.tokens, rotary = context.rotary,
-                      routed = context.router_load != nullptr, routes = context.routes,
-                      number = context.block](const Tensor& x) {
+                      routed = context.router_load != nullptr, routes = context.routes, number = context.block,
+                      &mesh = context.mesh, split = context.split](const Tensor& x) {
     RouterLoad load;
     std::vector<Tensor> outputs{block.forward(x,
                                               {.pack = pack,
@@ -29,9 +29,11 @@ Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContex
                                                .rotary = rotary,
                                                .router_load = routed ? &load : nullptr,
                                                .routes = routes,
-                                               .block = number},
+                                               .block = number,
+                                               .mesh = mesh,
+                                               .split = split},
                                               nullptr)};
-    if (load.rows > 0) outputs.insert(outputs.end(), {load.visits, load.probability});
+    if (load.visits.defined()) outputs.insert(outputs.end(), {load.visits, load.probability});
     return outputs;
   };
   const auto outputs = recompute(again, h, parameters);
@@ -108,13 +110,12 @@ Decoder::Decoder(DecoderParts parts)
 
 Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load,
                         Tensor* residual, ExpertRoutes* routes) const {
-  ForwardContext context{.pack = pack,
-                         .tokens = tokens,
-                         .rotary = rotary(pack),
-                         .router_load = router_load,
-                         .feed_forward_tokens = at::GradMode::is_enabled() ? 0 : kFeedForwardTokens,
-                         .routes = routes};
-  auto h = embed(tokens);
+  auto context = this->context(tokens, pack);
+  context.router_load = router_load;
+  context.routes = routes;
+  // Ranks would have to agree on the parts.
+  if (!at::GradMode::is_enabled() && mesh_->world().size() == 1) context.feed_forward_tokens = kFeedForwardTokens;
+  auto h = embed(context);
   if (streams_ > 1) h = h.repeat({1, streams_});  // [T, R]
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     context.block = static_cast<std::int64_t>(i);
@@ -128,11 +129,15 @@ Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* st
   return output_.read(h);
 }
 
-Tensor Decoder::embed(const Tensor& tokens) const { return embed_tokens_.forward(tokens); }
-
-RotaryTable Decoder::rotary(const Pack& pack) const {
-  return rotary_table(pack.positions, rotary_parts_.theta, rotary_parts_.dim);
+ForwardContext Decoder::context(const Tensor& tokens, const Pack& pack) const {
+  return {.pack = pack,
+          .tokens = tokens,
+          .rotary = rotary_table(pack.positions, rotary_parts_.theta, rotary_parts_.dim),
+          .mesh = *mesh_,
+          .split = split_tokens(tokens.numel(), *mesh_)};
 }
+
+Tensor Decoder::embed(const ForwardContext& context) const { return embed_tokens_.forward(context.tokens, context); }
 
 const Tensor& Decoder::head() const { return lm_head_ == nullptr ? embed_tokens_.weight() : lm_head_->weight(); }
 

@@ -88,13 +88,15 @@ class Decoder : public Module {
 
   // tokens [T] int64 to the hidden states [T, D] that the head reads. With a state, sequences continue their slots. The
   // routers of sparse layers add to `router_load` what they did, and keep or take their choices in `routes`, where
-  // these are given; `residual` becomes the residual [T, R] after the last block.
+  // these are given; `residual` becomes the residual [T, R] after the last block. A rank of a mesh is given all tokens
+  // of its pack, and gives the rows of its own (split()); states and routes are for one process.
   Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr,
                  RouterLoad* router_load = nullptr, Tensor* residual = nullptr, ExpertRoutes* routes = nullptr) const;
 
-  Tensor embed(const Tensor& tokens) const;    // [T] int64 to [T, D]
-  RotaryTable rotary(const Pack& pack) const;  // for the pack's positions
-  const Tensor& head() const;                  // [V, D]: logits = hidden head^T
+  // What a pass over the pack's tokens shares.
+  ForwardContext context(const Tensor& tokens, const Pack& pack) const;
+  Tensor embed(const ForwardContext& context) const;  // its tokens to [T, D], of a rank the own ones
+  const Tensor& head() const;                         // [V, D]: logits = hidden head^T; of a tensor rank its rows
   DecoderState new_state(std::int64_t slots, std::int64_t capacity) const;
   std::int64_t vocab_size() const { return vocab_size_; }
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
@@ -108,6 +110,11 @@ class Decoder : public Module {
   double head_operations(std::int64_t asked) const;
   void set_recompute(Recompute recompute) { recompute_ = recompute; }
 
+  // The ranks among which layers are split; the parameters' values must be this rank's pieces. The mesh must outlive
+  // the decoder.
+  void set_mesh(const Mesh& mesh) { mesh_ = &mesh; }
+  const Mesh& mesh() const { return *mesh_; }
+
  private:
   std::int64_t vocab_size_, hidden_size_, streams_;
   RotaryParts rotary_parts_;
@@ -116,6 +123,7 @@ class Decoder : public Module {
   Residual& output_;
   Embedding* lm_head_ = nullptr;  // none: tied
   Recompute recompute_ = Recompute::kNone;
+  const Mesh* mesh_ = &one_process();
 };
 
 }  // namespace sluice

@@ -42,8 +42,9 @@ MultiTokenPrediction::MultiTokenPrediction(MultiTokenPredictionParts parts)
 
 Tensor MultiTokenPrediction::forward(const Decoder& decoder, const Tensor& h, const Tensor& next_tokens,
                                      const Pack& pack) const {
-  const auto x = input_.forward(decoder.embed(next_tokens), h);
-  return output_.read(block_.forward(x, {.pack = pack, .rotary = decoder.rotary(pack)}, /*state=*/nullptr));
+  const auto context = decoder.context(next_tokens, pack);
+  const auto x = input_.forward(decoder.embed(context), h);
+  return output_.read(block_.forward(x, context, /*state=*/nullptr));
 }
 
 Operations MultiTokenPrediction::forward_operations(std::span<const std::int64_t> lengths) const {

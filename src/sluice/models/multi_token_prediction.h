@@ -59,7 +59,8 @@ class MultiTokenPrediction : public Module {
 
   // h as decoder.forward() gave it for the pack (reads_residual()); next_tokens [T] int64, any id at the end of a
   // sequence, where there is no next token: nothing before it depends on it. Gives the hidden states [T, D] of the
-  // tokens after the next, for the decoder's head.
+  // tokens after the next, for the decoder's head. A rank of a mesh gives and gets the rows of its own tokens; the ids
+  // are of all.
   Tensor forward(const Decoder& decoder, const Tensor& h, const Tensor& next_tokens, const Pack& pack) const;
   bool reads_residual() const { return input_.reads_residual(); }
 

@@ -33,6 +33,7 @@ class Mesh {
   Mesh& operator=(const Mesh&) = delete;
 
   const MeshSizes& sizes() const { return sizes_; }
+  const World* processes() const { return of_; }  // none: one process
   const Group& world() const { return world_; }
   const Group& tp() const { return tp_; }                    // same d and c
   const Group& cp() const { return cp_; }                    // same d and t

@@ -117,6 +117,27 @@ void World::agree(const std::vector<std::pair<std::string, std::string>>& facts)
              text_of(store_->get("difference")));
 }
 
+void World::post(const std::string& name, const std::string& text) const {
+  store_->compareSet(name, {}, bytes_of(text));
+}
+
+// By looking again and again: a wait within the store would keep other threads from it.
+std::string World::await(const std::vector<std::string>& names) const {
+  constexpr std::chrono::milliseconds kPause{20};
+  const auto end = std::chrono::steady_clock::now() + timeout_;
+  while (std::chrono::steady_clock::now() < end) {
+    for (const auto& name : names) {
+      if (store_->check({name})) return text_of(store_->get(name));
+    }
+    if (store_->check({kFailure})) {
+      fail(ExitCode::kRuntime, "parallel: rank {}: stopped after {}", rank_, text_of(store_->get(kFailure)));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  fail(ExitCode::kRuntime, "parallel: rank {} waited {:g} s (parallel.timeout) for the {} of another process in vain.",
+       rank_, seconds(timeout_), names[0]);
+}
+
 void World::note_failure(const std::string& reason) const noexcept {
   if (size_ == 1) return;
   try {

@@ -37,6 +37,13 @@ class World {
   // difference ends every rank with the same usage error. All ranks call it.
   void agree(const std::vector<std::pair<std::string, std::string>>& facts) const;
 
+  // Leaves a word for the others, beside all exchanges: from any thread, and without waiting. Of one name the first
+  // stays.
+  void post(const std::string& name, const std::string& text) const;
+  // What was posted under the first of `names` that is there. Waits for it, and ends with an error after the timeout,
+  // or when a process notes that it fails.
+  std::string await(const std::vector<std::string>& names) const;
+
   // Tells the others why this process ends, before it does. Only the first such note is kept.
   void note_failure(const std::string& reason) const noexcept;
 

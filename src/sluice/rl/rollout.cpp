@@ -6,10 +6,10 @@
 
 namespace sluice {
 
-std::vector<Group> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
-                                 std::span<const std::size_t> chosen, const GenerationSettings& settings,
-                                 std::uint64_t first_stream) {
-  std::vector<Group> groups;
+std::vector<AnswerGroup> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
+                                       std::span<const std::size_t> chosen, const GenerationSettings& settings,
+                                       std::uint64_t first_stream) {
+  std::vector<AnswerGroup> groups;
   for (const auto prompt : chosen) {
     groups.push_back(
         {.prompt = prompt, .responses = std::vector<Response>(static_cast<std::size_t>(settings.samples))});
@@ -31,7 +31,7 @@ std::vector<Group> sample_groups(Engine& engine, const std::vector<Prompt>& prom
   return groups;
 }
 
-void judge(std::vector<Group>& groups, const std::vector<Prompt>& prompts, Rewards& rewards) {
+void judge(std::vector<AnswerGroup>& groups, const std::vector<Prompt>& prompts, Rewards& rewards) {
   std::vector<AnsweredPrompt> answers;
   for (const auto& group : groups) {
     for (const auto& response : group.responses) {
@@ -47,7 +47,7 @@ void judge(std::vector<Group>& groups, const std::vector<Prompt>& prompts, Rewar
   }
 }
 
-std::vector<Response> take_unjudged(Group& group) {
+std::vector<Response> take_unjudged(AnswerGroup& group) {
   const auto unjudged = std::ranges::stable_partition(
       group.responses, [](const Response& response) { return response.verdict.has_value(); });
   std::vector<Response> taken(std::make_move_iterator(unjudged.begin()), std::make_move_iterator(unjudged.end()));
@@ -55,13 +55,13 @@ std::vector<Response> take_unjudged(Group& group) {
   return taken;
 }
 
-bool has_no_signal(const Group& group) {
+bool has_no_signal(const AnswerGroup& group) {
   std::vector<double> rewards;
   for (const auto& response : group.responses) rewards.push_back(response.verdict->parts.front());
   return is_uniform(rewards);
 }
 
-void set_advantages(Group& group, Advantage kind) {
+void set_advantages(AnswerGroup& group, Advantage kind) {
   std::vector<double> rewards;
   for (const auto& response : group.responses) rewards.push_back(response.verdict->reward);
   const auto advantages = group_advantages(rewards, kind);

@@ -19,7 +19,7 @@ struct Response {
 };
 
 // The answers to one prompt.
-struct Group {
+struct AnswerGroup {
   std::size_t prompt;  // its place among the run's
   std::vector<Response> responses;
 };
@@ -34,19 +34,19 @@ struct GenerationSettings {
 
 // A group for each of the `chosen` prompts. The n-th answer of all draws from stream `first_stream` + n of the seed, so
 // it does not depend on what else is sampled. The engine sleeps afterwards.
-std::vector<Group> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
-                                 std::span<const std::size_t> chosen, const GenerationSettings& settings,
-                                 std::uint64_t first_stream);
+std::vector<AnswerGroup> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
+                                       std::span<const std::size_t> chosen, const GenerationSettings& settings,
+                                       std::uint64_t first_stream);
 
 // Fills in the verdicts.
-void judge(std::vector<Group>& groups, const std::vector<Prompt>& prompts, Rewards& rewards);
+void judge(std::vector<AnswerGroup>& groups, const std::vector<Prompt>& prompts, Rewards& rewards);
 
 // Takes the answers that could not be judged out of a group.
-std::vector<Response> take_unjudged(Group& group);
+std::vector<Response> take_unjudged(AnswerGroup& group);
 
 // True where all answers have the same first reward, the task's own.
-bool has_no_signal(const Group& group);
+bool has_no_signal(const AnswerGroup& group);
 
-void set_advantages(Group& group, Advantage kind);
+void set_advantages(AnswerGroup& group, Advantage kind);
 
 }  // namespace sluice

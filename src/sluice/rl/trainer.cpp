@@ -87,7 +87,7 @@ struct Summary {
 struct RlTrainer::Step {
   std::int64_t number;
   double lr;
-  std::vector<Group> groups;
+  std::vector<AnswerGroup> groups;
   std::string lines;  // of rollouts/step_N.jsonl
   std::int64_t rounds = 0, reward_failures = 0;
   std::int64_t compared_groups = 0, uniform_groups = 0;  // with enough answers; of those, without a difference
@@ -162,7 +162,7 @@ void RlTrainer::sample(Step& step) {
                                     .temperature = rollout.temperature,
                                     .seed = static_cast<std::uint64_t>(options_.seed),
                                     .keep_experts = rollout.router_replay};
-  const auto write = [&](const Group& group, const Response& response, bool used) {
+  const auto write = [&](const AnswerGroup& group, const Response& response, bool used) {
     step.lines += line_of(prompts_[group.prompt], response, used).dump(-1, ' ', false, Json::error_handler_t::replace);
     step.lines += "\n";
   };
@@ -171,7 +171,7 @@ void RlTrainer::sample(Step& step) {
     if (step.rounds == (rollout.dynamic_sampling ? rollout.max_rounds : 1)) break;
     ++step.rounds;
     const auto chosen = stream_.next(rollout.prompts - std::ssize(step.groups));
-    std::vector<Group> groups;
+    std::vector<AnswerGroup> groups;
     {
       const Timed timed(step.generate_s);
       groups = sample_groups(engine_, prompts_, chosen, settings, streams_);
@@ -218,7 +218,7 @@ void RlTrainer::sample(Step& step) {
   }
 }
 
-std::vector<TrainedResponse> RlTrainer::responses_of(const std::vector<Group>& groups) const {
+std::vector<TrainedResponse> RlTrainer::responses_of(const std::vector<AnswerGroup>& groups) const {
   std::vector<TrainedResponse> responses;
   for (const auto& group : groups) {
     const auto& prompt = prompts_[group.prompt];

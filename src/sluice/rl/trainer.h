@@ -45,7 +45,7 @@ class RlTrainer {
   struct Step;  // what is found out during one
 
   void sample(Step& step);
-  std::vector<TrainedResponse> responses_of(const std::vector<Group>& groups) const;
+  std::vector<TrainedResponse> responses_of(const std::vector<AnswerGroup>& groups) const;
   void score(Step& step, std::vector<std::vector<TrainedResponse*>>& minibatches);
   void train(Step& step);
   void finish(Step& step);

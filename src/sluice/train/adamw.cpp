@@ -6,7 +6,9 @@
 #include <cmath>
 
 #include "sluice/core/error.h"
+#include "sluice/formats/safetensors.h"
 #include "sluice/kernels/common/multiarch.h"
+#include "sluice/parallel/collectives.h"
 
 namespace sluice {
 namespace {
@@ -49,12 +51,12 @@ double sum_of_squares(const Tensor& x) {
 
 }  // namespace
 
-GradientSum::GradientSum(std::vector<Parameter*> parameters)
-    : parameters_(std::move(parameters)), sums_(parameters_.size()) {}
+GradientSum::GradientSum(const std::vector<Parameter*>& parameters, const Mesh& mesh)
+    : shards_(parameters, mesh), sums_(parameters.size()) {}
 
 void GradientSum::take() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    auto& gradient = parameters_[i]->value.mutable_grad();
+  for (std::size_t i = 0; i < sums_.size(); ++i) {
+    auto& gradient = shards_.parameter(i).value.mutable_grad();
     if (!gradient.defined()) continue;
     if (sums_[i].defined()) {
       sums_[i].add_(gradient);
@@ -65,34 +67,43 @@ void GradientSum::take() {
   }
 }
 
+void GradientSum::reduce() { shards_.reduce(sums_); }
+
 Tensor GradientSum::norm() const {
+  const auto device = sums_.empty() ? at::Device(at::kCPU) : shards_.parameter(0).value.device();
   std::vector<Tensor> defined;
   for (const auto& sum : sums_) {
-    if (sum.defined()) defined.push_back(sum);
+    if (sum.defined() && sum.numel() > 0) defined.push_back(sum);
   }
-  if (!defined.empty() && defined[0].is_cuda()) {
-    return at::stack(at::_foreach_norm(defined, 2, kDouble)).square().sum().sqrt();
+  auto squares = at::zeros({}, at::TensorOptions().dtype(kDouble).device(device));
+  if (!device.is_cpu() && !defined.empty()) {
+    squares = at::stack(at::_foreach_norm(defined, 2, kDouble)).square().sum();
+  } else {
+    for (const auto& sum : defined) squares += sum_of_squares(sum);
   }
-  double total = 0;
-  for (const auto& sum : defined) total += sum_of_squares(sum);
-  return at::scalar_tensor(std::sqrt(total), at::TensorOptions().dtype(kDouble));
+  return all_reduce_sum(squares, mesh().world()).sqrt();
 }
 
 std::string GradientSum::first_not_finite() const {
-  for (std::size_t i = 0; i < sums_.size(); ++i) {
-    if (sums_[i].defined() && !sums_[i].isfinite().all().item<bool>()) return parameters_[i]->name;
+  auto first = std::ssize(sums_);
+  for (std::int64_t i = first - 1; i >= 0; --i) {
+    const auto& sum = sums_[static_cast<std::size_t>(i)];
+    if (sum.defined() && !sum.isfinite().all().item<bool>()) first = i;
   }
-  return "";
+  for (const auto& its : all_gather_numbers({first}, mesh().world())) first = std::min(first, its[0]);
+  return first < std::ssize(sums_) ? shards_.parameter(static_cast<std::size_t>(first)).name : "";
 }
 
 void GradientSum::clear() {
   for (auto& sum : sums_) sum.reset();
 }
 
-AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWSettings& settings) : settings_(settings) {
-  for (auto* parameter : parameters) {
-    const auto master = parameter->value.detach().to(kFloat);  // shares memory where the parameter is float32
-    slots_.push_back({parameter, master, at::zeros_like(master), at::zeros_like(master)});
+AdamW::AdamW(const std::vector<Parameter*>& parameters, const AdamWSettings& settings, const Mesh& mesh)
+    : shards_(parameters, mesh), settings_(settings) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto own = shards_.own_rows(i, parameters[i]->value.detach());
+    const auto master = own.to(kFloat);  // shares memory where the parameter is float32
+    slots_.push_back({parameters[i], master, at::zeros_like(master), at::zeros_like(master)});
   }
 }
 
@@ -135,9 +146,9 @@ void AdamW::step_on_gpu(const GradientSum& gradients, double lr, const Tensor& g
     std::vector<Tensor> masters, sums, exp_avgs, exp_avg_sqs;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const auto& slot = slots_[i];
-      if (slot.parameter->decay != decays) continue;
+      if (slot.parameter->decay != decays || slot.master.numel() == 0) continue;
       masters.push_back(slot.master);
-      sums.push_back(gradients.of(i).defined() ? gradients.of(i) : at::zeros_like(slot.master));
+      sums.push_back(gradients.of(i).defined() ? rows_view(gradients.of(i)) : at::zeros_like(slot.master));
       exp_avgs.push_back(slot.exp_avg);
       exp_avg_sqs.push_back(slot.exp_avg_sq);
     }
@@ -148,28 +159,39 @@ void AdamW::step_on_gpu(const GradientSum& gradients, double lr, const Tensor& g
   }
 }
 
-std::map<std::string, NamedTensors> AdamW::state() const {
-  std::map<std::string, NamedTensors> state;
-  for (const auto& slot : slots_) {
-    state["master"].emplace_back(slot.parameter->name, slot.master);
-    state["exp_avg"].emplace_back(slot.parameter->name, slot.exp_avg);
-    state["exp_avg_sq"].emplace_back(slot.parameter->name, slot.exp_avg_sq);
+OptimizerState AdamW::state() const {
+  OptimizerState state;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const auto& slot = slots_[i];
+    const auto add = [&](const char* kind, const Tensor& rows) {
+      TensorParts tensor{.name = slot.parameter->name, .shape = slot.parameter->shape, .parts = {}};
+      std::int64_t row = 0;
+      for (const auto& box : shards_.own_boxes(i)) {
+        tensor.parts.push_back({box, rows.narrow(0, row, box.rows)});
+        row += box.rows;
+      }
+      state[kind].push_back(std::move(tensor));
+    };
+    add("master", slot.master);
+    add("exp_avg", slot.exp_avg);
+    add("exp_avg_sq", slot.exp_avg_sq);
   }
   return state;
 }
 
-void AdamW::restore(const std::map<std::string, NamedTensors>& state, std::int64_t steps_done) {
+void AdamW::restore(const OptimizerState& state, std::int64_t steps_done) {
   for (const auto& [kind, ours] : this->state()) {
     const auto found = state.find(kind);
     if (found == state.end()) fail_data("checkpoint: the optimizer's {} is missing", kind);
-    std::map<std::string, Tensor> saved(found->second.begin(), found->second.end());
-    for (const auto& [name, tensor] : ours) {
+    std::map<std::string, const TensorParts*> saved;
+    for (const auto& tensor : found->second) saved[tensor.name] = &tensor;
+    for (const auto& [name, shape, parts] : ours) {
       const auto entry = saved.find(name);
-      if (entry == saved.end() || entry->second.sizes() != tensor.sizes()) {
+      if (entry == saved.end() || entry->second->shape != shape) {
         fail_data("checkpoint: {} of {}: expected {}, found {}. The model is not the one that the run began with.",
-                  kind, name, describe(tensor), entry == saved.end() ? "nothing" : describe(entry->second));
+                  kind, name, shape_text(shape), entry == saved.end() ? "nothing" : shape_text(entry->second->shape));
       }
-      tensor.copy_(entry->second);
+      for (const auto& part : parts) copy_boxes(*entry->second, {part.box}, part.values);
       saved.erase(entry);
     }
     if (!saved.empty()) {
@@ -182,14 +204,9 @@ void AdamW::restore(const std::map<std::string, NamedTensors>& state, std::int64
 }
 
 void AdamW::publish() {
-  const at::NoGradGuard no_grad;
-  std::vector<Tensor> parameters, masters;
-  for (auto& slot : slots_) {
-    if (slot.master.is_alias_of(slot.parameter->value)) continue;
-    parameters.push_back(slot.parameter->value);
-    masters.push_back(slot.master);
-  }
-  if (!parameters.empty()) at::_foreach_copy_(parameters, masters);
+  std::vector<Tensor> masters;
+  for (const auto& slot : slots_) masters.push_back(slot.master);
+  shards_.publish(masters);
 }
 
 }  // namespace sluice

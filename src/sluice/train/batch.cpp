@@ -21,10 +21,17 @@ Tensor there(const std::vector<Value>& values, at::ScalarType type, at::Device d
 }
 
 void set_asked(Batch& batch, const PackedBatch& packed, std::int32_t ahead, at::Device device) {
+  const auto& split = batch.split;
   std::vector<std::int64_t> asked, targets;
   std::vector<float> weights;
+  batch.asked_rows.assign(split.rows.size(), 0);
   for_each_asked(packed, ahead, [&](std::int32_t token, std::int32_t target, float weight) {
-    asked.push_back(token);
+    auto begin = split.context_first;
+    for (std::size_t rank = 0; rank < split.rows.size(); begin += split.rows[rank++]) {
+      if (token >= begin && token < begin + split.rows[rank]) ++batch.asked_rows[rank];
+    }
+    if (token < split.first || token >= split.first + split.count) return;
+    asked.push_back(token - split.first);
     targets.push_back(target);
     weights.push_back(weight);
   });
@@ -35,16 +42,18 @@ void set_asked(Batch& batch, const PackedBatch& packed, std::int32_t ahead, at::
 
 }  // namespace
 
-Batch to_batch(const PackedBatch& packed, at::Device device) {
+Batch to_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh) {
   std::vector<std::int64_t> lengths;
   for (std::size_t n = 0; n + 1 < packed.cu_seqlens.size(); ++n) {
     lengths.push_back(packed.cu_seqlens[n + 1] - packed.cu_seqlens[n]);
   }
   Batch batch{.pack = make_pack(std::move(lengths), {}, {}, device),
               .tokens = there(packed.tokens, kInt, device).to(kLong),
+              .split = split_tokens(std::ssize(packed.tokens), mesh),
               .asked = {},
               .targets = {},
-              .loss_weight = {}};
+              .loss_weight = {},
+              .asked_rows = {}};
   set_asked(batch, packed, /*ahead=*/0, device);
   return batch;
 }

@@ -7,15 +7,18 @@
 
 namespace sluice {
 
+// Pack and tokens are of all T tokens; what is asked is asked of the rank's own (layers/token_split.h).
 struct Batch {
   Pack pack;
-  Tensor tokens;       // [T] int64
-  Tensor asked;        // [A] int64, rising: the tokens whose successor is trained
-  Tensor targets;      // [A] int64: that successor
-  Tensor loss_weight;  // [A] float32
+  Tensor tokens;  // [T] int64
+  TokenSplit split;
+  Tensor asked;                          // [A] int64, rising: those own tokens, by place, whose successor is trained
+  Tensor targets;                        // [A] int64: that successor
+  Tensor loss_weight;                    // [A] float32
+  std::vector<std::int64_t> asked_rows;  // A of each tensor rank
 };
 
-Batch to_batch(const PackedBatch& packed, at::Device device);
+Batch to_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh = one_process());
 
 // What multi-token prediction learns from the same pack: for each token the next one, at a sequence's end another one's
 // first; and the target of that next token, where it is trained. `batch` is that of `packed`.

@@ -151,6 +151,21 @@ struct MemoryOptions {
   }
 };
 
+struct ParallelOptions {
+  std::int64_t tp = 1, cp = 1, ep = 1;
+  double timeout = 600;
+  void describe(OptionList& option) {
+    option("tp", tp, "ranks among which a layer's heads and columns are split, with sequence parallelism",
+           {.synonyms = {"tensor_model_parallel_size", "tensor_parallel_size", "sp"}, .min = 1});
+    option("cp", cp, "ranks among which the tokens of a row are split",
+           {.synonyms = {"context_parallel_degree", "context_parallel_size"}, .min = 1});
+    option("ep", ep, "ranks among which experts are split; they are some of those of data and context",
+           {.synonyms = {"expert_model_parallel_size", "expert_parallel_degree"}, .min = 1});
+    option("timeout", timeout, "longest wait for another process, at the start and in every exchange",
+           {.unit = "s", .synonyms = {"distributed_timeout", "nccl_timeout"}, .min = 1});
+  }
+};
+
 enum class Resume { kAuto, kNever };
 
 struct CheckpointOptions {
@@ -205,6 +220,7 @@ struct SftOptions {
   PrecisionOptions precision;
   LoraOptions lora;
   MemoryOptions mem;
+  ParallelOptions parallel;
   CheckpointOptions ckpt;
   EvalOptions eval;
   RunOptions run;
@@ -217,6 +233,7 @@ struct SftOptions {
     option("precision", precision, "number formats");
     option("lora", lora, "low-rank adapters");
     option("mem", mem, "memory");
+    option("parallel", parallel, "how the processes share the work; the number of data ranks follows from theirs");
     option("ckpt", ckpt, "checkpoints");
     option("eval", eval, "evaluation");
     option("run", run, "the run itself");

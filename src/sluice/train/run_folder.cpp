@@ -60,7 +60,8 @@ nlohmann::json maths_settings(const OptionList& list) {
   auto settings = nlohmann::json::object();
   for (const auto& option : list.options()) {
     const auto section = option.name.substr(0, option.name.find('.'));
-    const bool decides = section != "run" && section != "ckpt" && section != "eval" && section != "mem";
+    const bool decides =
+        section != "run" && section != "ckpt" && section != "eval" && section != "mem" && section != "parallel";
     if (decides || option.name == "eval.split") settings[option.name] = to_json(option.get());
   }
   for (const auto& table : list.tables()) {

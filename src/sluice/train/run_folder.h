@@ -14,8 +14,8 @@
 
 namespace sluice {
 
-// Settings that decide the numbers of a run, by dotted name: all but where it writes, how often it saves and what it
-// evaluates. A run may go on only with the same.
+// Settings that decide the numbers of a run, by dotted name: all but where it writes, how often it saves, what it
+// evaluates and which processes share the work. A run may go on only with the same.
 nlohmann::json maths_settings(const OptionList& list);
 
 template <typename Options>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/train/sft.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "sluice/core/log.h"
-#include "sluice/core/signals.h"
 #include "sluice/kernels/common/device.h"
+#include "sluice/parallel/collectives.h"
 #include "sluice/train/flops.h"
 #include "sluice/train/run_folder.h"
 
@@ -57,19 +58,21 @@ SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vecto
                        const std::vector<Sample>& eval, const std::optional<TrainingState>& state,
                        std::optional<double> peak, const std::optional<TrainedAdapters>& adapters)
     : options_(options),
+      mesh_(model.decoder->mesh()),
       adapters_(adapters ? describe_adapters(model, adapters->settings) : nlohmann::json()),
       objective_(objective_of(options, model, adapters)),
       samples_(fingerprint(train)),
       eval_(all_packs(eval, options.data.seq_len)),
       batches_(train, stream_options(options)),
       parameters_(prepare(trained_parameters(model, options.train.mtp), options.optim)),
-      gradients_(parameters_),
-      optimizer_(parameters_, adamw_settings(options.optim)),
+      gradients_(parameters_, mesh_),
+      optimizer_(parameters_, adamw_settings(options.optim), mesh_),
       schedule_(make_schedule(options.optim, count_steps(options.train, batches_))),
       first_step_(state ? state->step + 1 : 1),
       peak_(peak),
-      metrics_(options.run.out / "metrics.jsonl", first_step_ - 1),
-      checkpoints_(options.run.out, {.keep_last = options.ckpt.keep_last, .keep_every = options.ckpt.keep_every}) {
+      checkpoints_(options.run.out, {.keep_last = options.ckpt.keep_last, .keep_every = options.ckpt.keep_every},
+                   mesh_) {
+  if (mesh_.world().rank() == 0) metrics_.emplace(options.run.out / "metrics.jsonl", first_step_ - 1);
   model.decoder->set_recompute(options.mem.recompute ? Recompute::kBlocks : Recompute::kNone);
   if (state) {
     optimizer_.restore(state->tensors, state->step);
@@ -87,7 +90,7 @@ ExitCode SftTrainer::run() {
     const auto packs = batches_.next();
     const auto stats = train_step(objective_, packs, gradients_, optimizer_, step, lr, options_.optim.clip_norm);
     finish_step(step, lr, stats, training_operations(objective_, packs), seconds_since(begin));
-    const bool stopping = stop.requested() && step < schedule_.total_steps;
+    const bool stopping = step < schedule_.total_steps && stop_wanted(stop);
     if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) {
       save(step, /*last=*/stopping || step == schedule_.total_steps);
     }
@@ -97,6 +100,12 @@ ExitCode SftTrainer::run() {
     }
   }
   return ExitCode::kDone;
+}
+
+// A signal may reach some of the processes only, or between two steps of theirs.
+bool SftTrainer::stop_wanted(const StopSignals& signals) const {
+  const auto asked = all_gather_numbers({signals.requested() ? 1 : 0}, mesh_.world());
+  return std::ranges::any_of(asked, [](const auto& its) { return its[0] != 0; });
 }
 
 void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stats, double operations, double step_s) {
@@ -115,7 +124,8 @@ void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stat
                                 {"perf/step_s", step_s},
                                 {"perf/tflops", operations / step_s / 1e12},
                                 {"mem/peak_gib", static_cast<double>(memory) / (1 << 30)}};
-  const auto mfu = peak_ ? std::optional(operations / step_s / *peak_) : std::nullopt;
+  const auto ranks = static_cast<double>(mesh_.world().size());
+  const auto mfu = peak_ ? std::optional(operations / step_s / (*peak_ * ranks)) : std::nullopt;
   if (mfu) values["perf/mfu"] = *mfu;
   if (objective_.router_aux_loss_coef > 0) values["train/router_aux_loss"] = stats.router_aux_loss;
   if (objective_.mtp != nullptr) values["train/mtp_loss"] = stats.mtp_loss;
@@ -138,7 +148,7 @@ void SftTrainer::finish_step(std::int64_t step, double lr, const StepStats& stat
     log_info("step {}: eval loss {:.4f}, perplexity {:.3f}, accuracy {:.1f}% of {} tokens", step, found.loss,
              std::exp(found.loss), 100 * found.accuracy, found.trained_tokens);
   }
-  metrics_.write(step, values);
+  if (metrics_) metrics_->write(step, values);
 }
 
 void SftTrainer::save(std::int64_t step, bool last) {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/train/step.h"
 
+#include <algorithm>
 #include <numeric>
 
-#include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
 #include "sluice/layers/experts.h"
+#include "sluice/layers/vocabulary.h"
+#include "sluice/parallel/collectives.h"
 #include "sluice/train/update.h"
 
 namespace sluice {
@@ -16,12 +18,16 @@ double weight_of(std::span<const PackedBatch> packs) {
   return sum;
 }
 
+// A pack that adds nothing, for a rank that has none left while others have one.
+PackedBatch idle_pack() {
+  return {.tokens = {0}, .cu_seqlens = {0, 1}, .targets = {kIgnoredTarget}, .loss_weight = {0}, .samples = {}};
+}
+
 // Sums over packs. Those of tensors stay on the device, so that nothing waits for it before read().
 struct Sums {
-  double weight, next_weight = 0;      // of all trained tokens together, and of those that follow another token
-  double pack_tokens = 0;              // of all packs, those to come too
-  Tensor loss, correct, balance, mtp;  // float64 scalars: the weighted mean, a count, and the other two losses
-  std::int64_t tokens = 0, trained_tokens = 0;
+  double weight, next_weight = 0;  // of all trained tokens together, and of those that follow another token
+  std::int64_t tokens = 0, trained_tokens = 0;  // of all packs, those to come too
+  Tensor loss, correct, balance, mtp;           // float64 scalars: the weighted mean, a count, and the other two losses
 
   Sums(std::span<const PackedBatch> packs, at::Device device)
       : weight(weight_of(packs)),
@@ -31,13 +37,15 @@ struct Sums {
         mtp(at::zeros_like(loss)) {
     for (const auto& pack : packs) {
       next_weight += next_token_weight(pack);
-      pack_tokens += static_cast<double>(pack.tokens.size());
+      tokens += std::ssize(pack.tokens);
+      trained_tokens += std::ranges::count_if(pack.targets, [](auto target) { return target >= 0; });
     }
   }
 
-  // The losses, the count and `more`, in one transfer that waits for the device.
-  std::pair<LossStats, double> read(const Tensor& more) const {
-    const auto found = at::stack({loss, correct, balance, mtp, more}).cpu();
+  // The losses, the count, of all ranks together, and `more`, in one transfer that waits for the device.
+  std::pair<LossStats, double> read(const Tensor& more, const Mesh& mesh) const {
+    const auto sums = all_reduce_sum(at::stack({loss, correct, balance, mtp}), mesh.world());
+    const auto found = at::cat({sums, more.view({1})}).cpu();
     const auto* values = found.const_data_ptr<double>();
     return {{.loss = values[0],
              .router_aux_loss = values[2],
@@ -49,6 +57,12 @@ struct Sums {
   }
 };
 
+// The loss of the batch's targets by hidden states [own tokens, D], each divided by `weight`.
+VocabularyLoss loss_of(const Decoder& decoder, const Tensor& hidden, const Batch& batch, double weight) {
+  return vocabulary_loss(hidden.index_select(0, batch.asked), decoder.head(), batch.targets, batch.loss_weight / weight,
+                         batch.asked_rows, decoder.vocab_size(), decoder.mesh().tp());
+}
+
 // The language-modelling loss of the pack, and what multi-token prediction reads of it. Without gradients where the
 // decoder is not trained.
 std::pair<Tensor, Tensor> decoder_loss(const Objective& objective, const Batch& batch, Sums& sums, RouterLoad* load) {
@@ -56,37 +70,38 @@ std::pair<Tensor, Tensor> decoder_loss(const Objective& objective, const Batch& 
   const auto& decoder = objective.decoder;
   Tensor residual;
   const auto hidden = decoder.forward(batch.tokens, batch.pack, /*state=*/nullptr, load, &residual);
-  const auto [loss, predicted] = linear_cross_entropy_loss(hidden.index_select(0, batch.asked), decoder.head(),
-                                                           batch.targets, batch.loss_weight / sums.weight);
+  const auto [loss, predicted] = loss_of(decoder, hidden, batch, sums.weight);
   sums.loss += loss.detach().to(kDouble);
   sums.correct += (predicted == batch.targets).sum();
-  sums.tokens += batch.tokens.numel();
-  sums.trained_tokens += batch.asked.numel();
   return {loss, objective.mtp != nullptr && objective.mtp->reads_residual() ? residual : hidden};
 }
 
-// Adds one pack and returns its part of the weighted sum of losses for backward().
+// Adds one pack and returns its part of the weighted sum of losses for backward(), of several ranks this one's.
 Tensor pack_loss(const Objective& objective, const PackedBatch& packed, Sums& sums) {
-  const auto batch = to_batch(packed, objective.decoder.device());
+  const auto& mesh = objective.decoder.mesh();
+  const auto batch = to_batch(packed, objective.decoder.device(), mesh);
   RouterLoad load;
   const bool balanced = objective.router_aux_loss_coef > 0 && !objective.mtp_only;
   auto [loss, hidden] = decoder_loss(objective, batch, sums, balanced ? &load : nullptr);
-  if (load.rows > 0) {
-    const auto share = static_cast<double>(packed.tokens.size()) / sums.pack_tokens;
-    const auto balance = load_balancing_loss(load) * share;
+  if (load.visits.defined()) {
+    const auto counted = packed.samples.empty() ? 0.0 : static_cast<double>(packed.tokens.size());
+    const auto balance = load_balancing_loss(load, mesh.sequence()) * (counted / static_cast<double>(sums.tokens));
     sums.balance += balance.detach().to(kDouble);
     loss = loss + objective.router_aux_loss_coef * balance;
   }
   if (objective.mtp != nullptr && sums.next_weight > 0) {
     const auto next = next_tokens(batch, packed);
     const auto ahead = objective.mtp->forward(objective.decoder, hidden, next.tokens, next.pack);
-    const auto mtp = linear_cross_entropy_loss(ahead.index_select(0, next.asked), objective.decoder.head(),
-                                               next.targets, next.loss_weight / sums.next_weight)
-                         .loss;
+    const auto mtp = loss_of(objective.decoder, ahead, next, sums.next_weight).loss;
     sums.mtp += mtp.detach().to(kDouble);
     loss = loss + objective.mtp_loss_scale * mtp;
   }
   return loss;
+}
+
+// The same by the pack's number, of own_packs().
+Tensor pack_loss(const Objective& objective, std::span<const PackedBatch> packs, std::size_t number, Sums& sums) {
+  return pack_loss(objective, number < packs.size() ? packs[number] : idle_pack(), sums);
 }
 
 }  // namespace
@@ -95,9 +110,9 @@ StepStats train_step(const Objective& objective, const std::vector<PackedBatch>&
                      AdamW& optimizer, std::int64_t step, double lr, double clip_norm) {
   Sums sums(packs, objective.decoder.device());
   if (sums.weight == 0 || (objective.mtp_only && sums.next_weight == 0)) return {};
-  const auto norm = update(packs.size(), [&](std::size_t i) { return pack_loss(objective, packs[i], sums); }, gradients,
+  const auto norm = update(packs.size(), [&](std::size_t i) { return pack_loss(objective, packs, i, sums); }, gradients,
                            optimizer, {.step = step, .lr = lr, .clip_norm = clip_norm, .adapters = objective.adapters});
-  const auto [losses, grad_norm] = sums.read(norm);
+  const auto [losses, grad_norm] = sums.read(norm, objective.decoder.mesh());
   const StepStats stats{losses, grad_norm};
   check_finite(stats.loss + stats.router_aux_loss + stats.mtp_loss, stats.grad_norm, gradients, step);
   gradients.clear();
@@ -106,8 +121,8 @@ StepStats train_step(const Objective& objective, const std::vector<PackedBatch>&
 
 void add_gradients(const Objective& objective, std::span<const PackedBatch> packs, GradientSum& gradients) {
   Sums sums(packs, objective.decoder.device());
-  for (const auto& pack : packs) {
-    pack_loss(objective, pack, sums).backward();
+  for (const auto i : own_packs(packs.size(), gradients.mesh())) {
+    pack_loss(objective, packs, i, sums).backward();
     gradients.take();
   }
 }
@@ -115,8 +130,9 @@ void add_gradients(const Objective& objective, std::span<const PackedBatch> pack
 LossStats evaluate(const Objective& objective, std::span<const PackedBatch> packs) {
   const at::NoGradGuard no_grad;
   Sums sums(packs, objective.decoder.device());
-  for (const auto& pack : packs) pack_loss(objective, pack, sums);
-  return sums.read(sums.loss).first;
+  const auto& mesh = objective.decoder.mesh();
+  for (const auto i : own_packs(packs.size(), mesh)) pack_loss(objective, packs, i, sums);
+  return sums.read(sums.loss, mesh).first;
 }
 
 }  // namespace sluice

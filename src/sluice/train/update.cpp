@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "sluice/core/error.h"
+#include "sluice/parallel/collectives.h"
 
 namespace sluice {
 namespace {
@@ -17,10 +18,19 @@ Tensor gradient_scale(const Tensor& loss, const Tensor& norm, double clip_norm) 
 
 }  // namespace
 
+std::vector<std::size_t> own_packs(std::size_t packs, const Mesh& mesh) {
+  const auto dp = static_cast<std::size_t>(mesh.sizes().dp);
+  const auto rank = static_cast<std::size_t>(mesh.data().rank() / mesh.cp().size());
+  std::vector<std::size_t> own;
+  for (std::size_t first = 0; first < packs; first += dp) own.push_back(first + rank);
+  return own;
+}
+
 Tensor update(std::size_t packs, const std::function<Tensor(std::size_t)>& loss, GradientSum& gradients,
               AdamW& optimizer, const UpdateSettings& settings) {
+  const auto& mesh = gradients.mesh();
   Tensor sum;
-  for (std::size_t i = 0; i < packs; ++i) {
+  for (const auto i : own_packs(packs, mesh)) {
     if (settings.adapters) settings.adapters->pass = (static_cast<std::uint64_t>(settings.step) << 24) + i;
     const auto part = loss(i);
     part.backward();
@@ -29,8 +39,10 @@ Tensor update(std::size_t packs, const std::function<Tensor(std::size_t)>& loss,
     sum = sum.defined() ? sum + value : value;
   }
   if (settings.adapters) settings.adapters->pass.reset();
+  gradients.reduce();
   const auto norm = gradients.norm();
-  optimizer.step(gradients, settings.lr, gradient_scale(sum, norm, settings.clip_norm));
+  const auto loss_of_all = all_reduce_sum(sum, mesh.world());
+  optimizer.step(gradients, settings.lr, gradient_scale(loss_of_all, norm, settings.clip_norm));
   return norm;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "sluice/layers/lora.h"
 #include "sluice/train/adamw.h"
@@ -17,10 +18,14 @@ struct UpdateSettings {
   LoraDropout* adapters = nullptr;  // not null: its passes are numbered
 };
 
+// Which of a step's packs a rank works on: data rank d of dp on numbers d, d + dp, .. Each rank has as many numbers, so
+// that all make the same exchanges; those from `packs` on stand for a pack that adds nothing.
+std::vector<std::size_t> own_packs(std::size_t packs, const Mesh& mesh);
+
 // Sums into `gradients`, empty before, those of `loss(0)` to `loss(packs - 1)`, each one pack's part of what is
-// minimised, clips their norm and updates. Returns the norm before clipping, a float64 scalar on the parameters'
-// device; nothing waits for it. Where a loss or the norm is not finite nothing is updated; the caller, once it has read
-// them, says so by check_finite().
+// minimised, clips their norm and updates. Ranks of the gradients' mesh share the packs (own_packs()). Returns the norm
+// before clipping, a float64 scalar on the parameters' device; nothing waits for it. Where a loss or the norm is not
+// finite nothing is updated; the caller, once it has read them, says so by check_finite().
 Tensor update(std::size_t packs, const std::function<Tensor(std::size_t)>& loss, GradientSum& gradients,
               AdamW& optimizer, const UpdateSettings& settings);
 

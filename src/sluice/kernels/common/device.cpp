@@ -19,14 +19,15 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Gpu {
+  int index = 0;
   std::string name;
   int major = 0, minor = 0;  // compute capability
   bool is_supported() const { return major == 9 && minor == 0; }
 };
 
-// The first GPU that the driver shows; none: no driver, or no GPU. Asks the driver alone, which takes milliseconds
-// where loading libtorch's CUDA libraries takes seconds.
-std::optional<Gpu> first_gpu() {
+// GPU `index` of those that the driver shows, or the only one; none: no driver, or no GPU. Asks the driver alone, which
+// takes milliseconds where loading libtorch's CUDA libraries takes seconds.
+std::optional<Gpu> find_gpu(std::int64_t index) {
   void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr) return std::nullopt;
   const auto call = [&]<typename... Args>(const char* name, Args... args) {
@@ -37,8 +38,13 @@ std::optional<Gpu> first_gpu() {
   int count = 0, device = 0;
   std::array<char, 256> name{};
   Gpu gpu;
-  const bool found = call("cuInit", 0U) && call("cuDeviceGetCount", &count) && count > 0 &&
-                     call("cuDeviceGet", &device, 0) &&
+  if (!call("cuInit", 0U) || !call("cuDeviceGetCount", &count) || count == 0) return std::nullopt;
+  if (count > 1 && index >= count) {
+    fail_usage("device: process {} of this machine has no GPU: {} are visible.\n  Start at most as many processes.",
+               index, count);
+  }
+  gpu.index = count == 1 ? 0 : static_cast<int>(index);
+  const bool found = call("cuDeviceGet", &device, gpu.index) &&
                      call("cuDeviceGetName", name.data(), static_cast<int>(name.size()), device) &&
                      call("cuDeviceGetAttribute", &gpu.major, kMajor, device) &&
                      call("cuDeviceGetAttribute", &gpu.minor, kMinor, device);
@@ -70,6 +76,7 @@ std::string open_gpu(const Gpu& gpu) {
   }
   if (auto missing = load_cuda_libraries(); !missing.empty()) return missing;
   at::globalContext().lazyInitDevice(at::kCUDA);
+  at::accelerator::setDeviceIndex(static_cast<c10::DeviceIndex>(gpu.index));
   // Sums of split products stay in float32.
   at::globalContext().setAllowBF16ReductionCuBLAS(/*allow_reduced_precision=*/false);
   return "";
@@ -77,11 +84,11 @@ std::string open_gpu(const Gpu& gpu) {
 
 }  // namespace
 
-bool has_gpu() { return first_gpu().has_value(); }
+bool has_gpu() { return find_gpu(0).has_value(); }
 
-ComputeDevice open_device(DeviceChoice choice) {
+ComputeDevice open_device(DeviceChoice choice, std::int64_t index) {
   if (choice == DeviceChoice::kCpu) return {};
-  const auto gpu = first_gpu();
+  const auto gpu = find_gpu(index);
   if (!gpu) {
     if (choice == DeviceChoice::kAuto) return {};
     fail_usage("device cuda: no GPU here, or no driver (libcuda.so.1) for it.\n  Run nvidia-smi, or take device cpu.");
@@ -89,7 +96,7 @@ ComputeDevice open_device(DeviceChoice choice) {
   const auto problem = open_gpu(*gpu);
   if (problem.empty()) {
     log_info("device: {}", gpu->name);
-    return {.device = at::Device(at::kCUDA, 0), .name = gpu->name};
+    return {.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu->index)), .name = gpu->name};
   }
   if (choice == DeviceChoice::kCuda) fail_usage("device cuda: {} cannot be used: {}.", gpu->name, problem);
   log_warning("device: the CPU; {} cannot be used: {}.", gpu->name, problem);

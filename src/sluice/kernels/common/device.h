@@ -17,11 +17,11 @@ struct ComputeDevice {
   std::string name;  // of a GPU, as its driver spells it: "NVIDIA H200"
 };
 
-// kCuda: GPU 0 of those that CUDA_VISIBLE_DEVICES leaves, or a usage error that says what is missing: a driver, a GPU
-// of compute capability 9.0 (Hopper: H100, H200), libtorch_cuda.so beside the libtorch that runs, or libsluice_cuda.so
-// beside the program. kAuto: the same GPU, or the CPU where it cannot be used; where there is a GPU the log says which
-// of both, and why.
-ComputeDevice open_device(DeviceChoice choice);
+// kCuda: GPU `index` of those that CUDA_VISIBLE_DEVICES leaves, or the only one, or a usage error that says what is
+// missing: a driver, a GPU of compute capability 9.0 (Hopper: H100, H200), libtorch_cuda.so beside the libtorch that
+// runs, or libsluice_cuda.so beside the program. kAuto: the same GPU, or the CPU where it cannot be used; where there
+// is a GPU the log says which of both, and why.
+ComputeDevice open_device(DeviceChoice choice, std::int64_t index = 0);
 
 // True where a driver shows an NVIDIA GPU of any kind.
 bool has_gpu();

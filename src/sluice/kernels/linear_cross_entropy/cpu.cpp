@@ -22,7 +22,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::int64_t kIgnored = -100;
+constexpr std::int64_t kIgnored = -100, kElsewhere = -1;
 constexpr std::int64_t kTileBytes = 32 << 20;  // of logits in the accumulation type
 constexpr std::int64_t kTokens = 2048;         // of a tile, so that its vocabulary is 4096 wide in float32
 
@@ -54,9 +54,9 @@ Counted counted_tokens(const Tensor& hidden, const Tensor& targets, std::int64_t
   for (std::int64_t t = 0; t < dense.size(0); ++t) {
     if (ids[t] == kIgnored) continue;
     SLUICE_CHECK(
-        ids[t] >= 0 && ids[t] < vocabulary,
+        ids[t] == kElsewhere || (ids[t] >= 0 && ids[t] < vocabulary),
         "linear_cross_entropy: the target at position {} is {}; it must be an id below the vocabulary size, {}, "
-        "or -100 to be ignored",
+        "or -100 to be ignored, or -1 for one elsewhere",
         t, ids[t], vocabulary);
     rows.push_back(t);
   }

@@ -106,7 +106,21 @@ LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden, const Tensor
                                               double logit_scale, bool entropy) {
   static const auto op = registered_operator<Forward>("sluice::linear_cross_entropy");
   auto [nll, predicted, lse, entropies] = op.call(hidden, weight, targets, logit_scale, entropy);
-  return {nll, predicted, entropies};
+  return {nll, predicted, entropies, lse};
+}
+
+LinearCrossEntropyGradients linear_cross_entropy_backward(const Tensor& grad_nll, const Tensor& hidden,
+                                                          const Tensor& weight, const Tensor& targets,
+                                                          const Tensor& lse, double logit_scale) {
+  static const auto op = registered_operator<Backward>("sluice::linear_cross_entropy_backward");
+  check_inputs(hidden, weight, targets, logit_scale);
+  for (const auto* x : {&grad_nll, &lse}) {
+    SLUICE_CHECK(x->sizes() == targets.sizes() && x->scalar_type() == wide_type(hidden.scalar_type()),
+                 "linear_cross_entropy: grad_nll and lse must be {} [T={}]; got {}",
+                 c10::toString(wide_type(hidden.scalar_type())), targets.size(0), describe(*x));
+  }
+  auto [grad_hidden, grad_weight] = op.call(grad_nll, hidden, weight, targets, lse, logit_scale);
+  return {grad_hidden, grad_weight};
 }
 
 LinearCrossEntropyLoss linear_cross_entropy_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets,

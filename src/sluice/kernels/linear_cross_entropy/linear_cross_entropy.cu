@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kGradientThreads = 256;
-constexpr int64_t kIgnored = -100;
+constexpr int64_t kIgnored = -100, kElsewhere = -1;
 
 // What is known of a part of a row: sum = sum of exp(x - max), weighted = sum of exp(x - max) (x - max), argmax = the
 // first place of max.
@@ -89,8 +89,9 @@ __global__ __launch_bounds__(kThreads) void summarize(const __grid_constant__ Lo
   for (int i = 1; i < kThreads / 32; ++i) running = merge(running, warps[i]);
   const float log_sum = logf(running.sum);
   const bool known = target >= 0 && target < params.vocabulary;
+  const float target_logit = known ? params.scale * x[target] : target == kElsewhere ? 0.f : NAN;
   params.lse[row] = running.max + log_sum;
-  params.nll[row] = known ? log_sum + (running.max - params.scale * x[target]) : NAN;
+  params.nll[row] = log_sum + (running.max - target_logit);
   if (params.entropy) params.entropy[row] = log_sum - running.weighted / running.sum;
   params.predicted[row] = running.argmax;
 }

@@ -4,6 +4,10 @@
 //   nll_t = log sum_i exp(x_ti) - x_t,target(t)    predicted_t = argmax_i x_ti    entropy_t = -sum_i p_ti log p_ti
 // The logits [T, V] are never held, only a tile of them; backward computes them again.
 //
+// The vocabulary may be split: `weight` has some of its rows, and a target among the others is -1. Then nll and entropy
+// are of the softmax over these rows, x_t,target counting as 0 where it is elsewhere; lse, the log of the sum, is what
+// joins the parts, and backward with the lse of all rows gives the gradients of these (layers/vocabulary.h).
+//
 // T tokens, D hidden size, V vocabulary size.
 #pragma once
 
@@ -15,10 +19,11 @@ struct LinearCrossEntropyOutput {
   Tensor nll;        // [T] float32 (float64 when hidden is): -log softmax(hidden weight^T)[target]; 0 where ignored
   Tensor predicted;  // [T] int64: id of the largest logit, the first of equal ones; -100 where ignored
   Tensor entropy;    // [T] dtype of nll, in nats, without gradient; 0 where ignored; empty unless asked for
+  Tensor lse;        // [T] dtype of nll, without gradient: log sum_i exp(x_ti); 0 where ignored
 };
 
 // Differentiable in hidden and weight through nll. Ignored tokens cost nothing and add exactly 0 to both gradients. A
-// target that is neither -100 nor an id is an error that names its position.
+// target that is neither -100 nor -1 nor an id is an error that names its position.
 // float32, bfloat16 or float64; logits, softmax and sums are float32, or float64 when hidden is.
 // `logit_scale` must be above 0: 1 / temperature for the distribution that a sampler draws from.
 // Error against the float64 definition, relative per tensor: float32 nll 2e-6, entropy and gradients 2e-5; bfloat16 nll
@@ -29,8 +34,16 @@ struct LinearCrossEntropyOutput {
 // the device: a target that is no id gives the nll NaN, not an error.
 LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden,   // [T, D]
                                               const Tensor& weight,   // [V, D], dtype of hidden
-                                              const Tensor& targets,  // [T] int64; -100 = ignored
+                                              const Tensor& targets,  // [T] int64; -100 = ignored, -1 = elsewhere
                                               double logit_scale = 1, bool entropy = false);
+
+// The gradients of `hidden` and `weight` for that of nll, [T] of its dtype, by the lse of the whole vocabulary.
+struct LinearCrossEntropyGradients {
+  Tensor hidden, weight;
+};
+LinearCrossEntropyGradients linear_cross_entropy_backward(const Tensor& grad_nll, const Tensor& hidden,
+                                                          const Tensor& weight, const Tensor& targets,
+                                                          const Tensor& lse, double logit_scale = 1);
 
 struct LinearCrossEntropyLoss {
   Tensor loss;       // scalar, dtype of nll: sum over tokens of loss_weight_t nll_t

@@ -11,7 +11,7 @@ namespace sluice {
 // Softmax of each row: what forward returns.
 struct LogitsParams {
   const float* logits;     // [n, V]
-  const int64_t* targets;  // [n]; -100: ignored
+  const int64_t* targets;  // [n]; -100: ignored, -1: elsewhere, its logit 0
   int32_t tokens;          // n
   int64_t vocabulary;      // V
   float scale;             // multiplies the logits

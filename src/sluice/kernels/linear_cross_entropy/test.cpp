@@ -92,6 +92,40 @@ TEST(LinearCrossEntropy, MatchesItsDefinitionInBfloat16) {
   }
 }
 
+// Targets that are rows of another part of the vocabulary.
+TEST(LinearCrossEntropy, MatchesItsDefinitionWithTargetsElsewhere) {
+  at::manual_seed(6);
+  auto p = draw({"elsewhere", 70, 16, 301, 0.2});
+  p.targets.masked_fill_((at::rand({70}) < 0.5).logical_and(p.targets >= 0), -1);
+  expect_equal_to_definition(p, kDouble, {1e-12, 1e-12, 1e-12}, /*logit_scale=*/1);
+  expect_equal_to_definition(p, kFloat, {2e-6, 2e-5, 2e-5}, /*logit_scale=*/0.5);
+}
+
+TEST(LinearCrossEntropy, PartsOfTheVocabularyJoinToTheWhole) {
+  at::manual_seed(7);
+  const auto p = draw({"whole", 50, 16, 301, 0.2});
+  const auto whole = linear_cross_entropy(p.inputs[0], p.inputs[1], p.targets);
+  const auto gradients = linear_cross_entropy_backward(p.weights[0], p.inputs[0], p.inputs[1], p.targets, whole.lse);
+  std::vector<Tensor> lse, target_logit, weight_gradients;
+  auto hidden_gradient = at::zeros_like(p.inputs[0]);
+  std::int64_t first = 0;
+  for (const auto& part : p.inputs[1].split_with_sizes({100, 201})) {
+    const auto own = (p.targets >= first).logical_and(p.targets < first + part.size(0));
+    const auto targets = at::where(own, p.targets - first, p.targets.clamp_max(-1));
+    const auto output = linear_cross_entropy(p.inputs[0], part, targets);
+    lse.push_back(output.lse);
+    target_logit.push_back(output.lse - output.nll);
+    const auto both = linear_cross_entropy_backward(p.weights[0], p.inputs[0], part, targets, whole.lse);
+    hidden_gradient += both.hidden;
+    weight_gradients.push_back(both.weight);
+    first += part.size(0);
+  }
+  const auto joined = at::stack(lse).logsumexp(0) - at::stack(target_logit).sum(0);
+  EXPECT_LT(relative_error(joined.masked_fill(p.targets == -100, 0), whole.nll), 1e-12);
+  EXPECT_LT(relative_error(hidden_gradient, gradients.hidden), 1e-12);
+  EXPECT_LT(relative_error(at::cat(weight_gradients), gradients.weight), 1e-12);
+}
+
 TEST(LinearCrossEntropy, WithoutACountedTokenEverythingIsExactlyZero) {
   at::manual_seed(4);
   for (const auto type : {kFloat, kBFloat16}) {
@@ -236,7 +270,7 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotMean) {
     }
   };
   const auto &hidden = p.inputs[0], &weight = p.inputs[1];
-  for (const std::int64_t bad : {20, -1, -101}) {
+  for (const std::int64_t bad : {20, -2, -101}) {
     const auto targets = p.targets.clone();
     targets[5].fill_(bad);
     expect_error(fmt::format("the target at position 5 is {}", bad), hidden, weight, targets);

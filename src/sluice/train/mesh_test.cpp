@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training over the ranks of a mesh is training as one process: losses, the gradient of every parameter, its norm.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "sluice/checkpoint/whole_values.h"
+#include "sluice/models/testing.h"
+#include "sluice/parallel/testing.h"
+#include "sluice/train/setup.h"
+#include "sluice/train/step.h"
+
+namespace sluice {
+namespace {
+
+using Values = std::map<std::string, Tensor>;
+
+Tensor drawn(at::IntArrayRef shape, double deviation) { return at::randn(shape) * deviation; }
+
+// Whole values, every one away from what it is first drawn as, so that no gradient is hidden.
+Values random_values(const nlohmann::json& config) {
+  const auto model = build_model(config, "config", {.mtp = true});
+  initialize(model.parameters(), kFloat, 1);
+  at::manual_seed(2);
+  Values values;
+  for (const auto* parameter : model.parameters()) {
+    auto value = parameter->value.clone();
+    if (!parameter->frozen && parameter->shape.size() == 1) value += drawn(value.sizes(), 0.2);
+    if (!parameter->frozen && parameter->shape.size() > 1) value = value * 3 + drawn(value.sizes(), 0.01);
+    values[parameter->name] = value;
+  }
+  return values;
+}
+
+// About a third of the tokens is not trained.
+PackedBatch random_pack(const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+  at::manual_seed(seed);
+  PackedBatch pack{.tokens = {}, .cu_seqlens = {0}, .targets = {}, .loss_weight = {}, .samples = {}};
+  for (const auto length : lengths) {
+    const auto ids = at::randint(3, 1000, {length}), trained = at::rand({length}) < 0.7;
+    for (std::int64_t t = 0; t < length; ++t) {
+      const bool has_target = t + 1 < length && trained[t].item<bool>();
+      pack.tokens.push_back(ids[t].item<std::int32_t>());
+      pack.targets.push_back(has_target ? ids[t + 1].item<std::int32_t>() : kIgnoredTarget);
+      pack.loss_weight.push_back(has_target ? 1.0F : 0.0F);
+    }
+    pack.cu_seqlens.push_back(static_cast<std::int32_t>(pack.tokens.size()));
+    pack.samples.push_back(std::ssize(pack.samples));
+  }
+  return pack;
+}
+
+// What a step gives before its update; gradients on rank 0 alone.
+struct Outcome {
+  LossStats losses;
+  double norm = 0;
+  Values gradients;
+};
+
+Outcome outcome(const nlohmann::json& config, const Values& values, const std::vector<PackedBatch>& packs,
+                const Mesh& mesh, Recompute recompute = Recompute::kNone) {
+  auto model = build_model(config, "config", {.mtp = true});
+  const auto parameters = model.parameters();
+  for (auto* parameter : parameters) {
+    parameter->value = take_piece(values.at(parameter->name), *parameter, place_of(mesh)).clone();
+  }
+  model.decoder->set_mesh(mesh);
+  model.decoder->set_recompute(recompute);
+  const auto trained = prepare(trained_parameters(model, MtpTraining::kJoint), {});
+  const Objective objective{
+      .decoder = *model.decoder, .router_aux_loss_coef = 0.05, .mtp = model.mtp.get(), .mtp_loss_scale = 0.3};
+  Outcome found{.losses = evaluate(objective, packs), .gradients = {}};
+  GradientSum gradients(trained, mesh);
+  add_gradients(objective, packs, gradients);
+  gradients.reduce();
+  found.norm = gradients.norm().item<double>();
+  // The gradients take the places of the values, and are gathered as those are.
+  const Shards shards(trained, mesh);
+  std::vector<Tensor> rows;
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    const auto own = shards.own_rows(i, trained[i]->value.detach());
+    rows.push_back(gradients.of(i).defined() ? gradients.of(i).view_as(own) : at::zeros_like(own));
+  }
+  shards.publish(rows);
+  WholeValues whole(mesh);
+  for (const auto* parameter : trained) {
+    const auto gradient = whole.of(*parameter);
+    if (gradient.defined()) found.gradients[parameter->name] = gradient.clone();
+  }
+  return found;
+}
+
+double relative(const Tensor& x, const Tensor& y) {
+  return ((x - y).to(kDouble).norm() / y.to(kDouble).norm().clamp_min(1e-30)).item<double>();
+}
+
+// Sums of a few thousand products in another order: each rounding is 6e-8, and they partly cancel.
+constexpr double kBound = 1e-5;
+
+void expect_equal(const Outcome& got, const Outcome& want) {
+  EXPECT_NEAR(got.losses.loss, want.losses.loss, kBound * want.losses.loss);
+  EXPECT_NEAR(got.losses.mtp_loss, want.losses.mtp_loss, kBound * want.losses.mtp_loss);
+  EXPECT_NEAR(got.losses.router_aux_loss, want.losses.router_aux_loss, kBound * want.losses.router_aux_loss);
+  EXPECT_EQ(got.losses.accuracy, want.losses.accuracy);
+  EXPECT_EQ(got.losses.tokens, want.losses.tokens);
+  EXPECT_EQ(got.losses.trained_tokens, want.losses.trained_tokens);
+  EXPECT_NEAR(got.norm, want.norm, kBound * want.norm);
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (const auto& [name, gradient] : want.gradients) {
+    EXPECT_LT(relative(got.gradients.at(name), gradient), kBound) << name;
+  }
+}
+
+struct Layout {
+  MeshSizes sizes;
+  std::string name() const { return fmt::format("dp {} cp {} tp {} ep {}", sizes.dp, sizes.cp, sizes.tp, sizes.ep); }
+};
+
+void expect_layouts_equal(const std::string& preset, const std::vector<PackedBatch>& packs,
+                          const std::vector<Layout>& layouts, Recompute recompute = Recompute::kNone) {
+  const auto config = tiny_configs().at(preset);
+  const auto values = random_values(config);
+  const auto want = outcome(config, values, packs, one_process(), recompute);
+  for (const auto& layout : layouts) {
+    SCOPED_TRACE(preset + ", " + layout.name());
+    Outcome got;
+    run_ranks(layout.sizes.ranks(), [&](const World& world) {
+      const Mesh mesh(world, layout.sizes);
+      auto found = outcome(config, values, packs, mesh, recompute);
+      if (world.rank() == 0) got = std::move(found);
+    });
+    expect_equal(got, want);
+  }
+}
+
+const std::vector<PackedBatch>& packs() {
+  static const std::vector<PackedBatch> list{random_pack({5, 1, 37, 2}, 3), random_pack({64, 31}, 4),
+                                             random_pack({3}, 5)};
+  return list;
+}
+
+TEST(TrainingOnAMesh, EqualsOneProcessForEveryFamily) {
+  const std::vector<Layout> layouts{{{.tp = 2}}, {{.dp = 2}}, {{.dp = 2, .tp = 2}}};
+  for (const auto& [preset, config] : tiny_configs()) {
+    if (preset != "qwen3_8_flash_next-tiny") expect_layouts_equal(preset, packs(), layouts);
+  }
+}
+
+TEST(TrainingOnAMesh, EqualsOneProcessWithRecompute) {
+  expect_layouts_equal("qwen3_5_moe-tiny", packs(), {{{.tp = 2}}}, Recompute::kBlocks);
+}
+
+}  // namespace
+}  // namespace sluice
