@@ -5,6 +5,8 @@
 #include <cmath>
 
 #include "sluice/kernels/block_top_k/block_top_k.h"
+#include "sluice/layers/pack_pieces.h"
+#include "sluice/parallel/collectives.h"
 
 namespace sluice {
 namespace {
@@ -81,9 +83,14 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const bool sparse = std::ranges::any_of(spans, [&](const Span& s) { return (s.past + s.length) / c > top_k; });
   if (!sparse && cache == nullptr) return std::nullopt;
 
+  const auto& ranks = context.mesh.cp();
+  const auto pieces = pieces_of(pack, ranks.size());
+  const auto& own = pieces[ranks.rank()];  // whose tokens are the queries; keys are of the whole pack
+  std::vector<std::int64_t> counts;
+  for (const auto& piece : pieces) counts.push_back(piece.count);
   const auto qk = index_qk_proj_.forward(x);
-  const RawKeys raw(qk.narrow(1, width, sizes_.head_dim), cache, c);
-  std::vector<std::int64_t> members, starts, first_block{0}, used;  // of the blocks that the new tokens complete
+  const RawKeys raw(all_gather_rows(qk.narrow(1, width, sizes_.head_dim), counts, ranks), cache, c);
+  std::vector<std::int64_t> members, starts, first_block{0};  // of the blocks that the new tokens complete
   for (const auto& s : spans) {
     const auto end = s.past + s.length;
     for (auto start = s.past / c * c; start + c <= end; start += c) {
@@ -91,7 +98,6 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
       for (auto t = start; t < start + c; ++t) members.push_back(raw.row(s, t));
     }
     first_block.push_back(static_cast<std::int64_t>(starts.size()));
-    used.push_back(end);
   }
   const auto pooled = raw.take(members).view({-1, c, sizes_.head_dim}).to(kFloat).mean(1).to(x.scalar_type());
   const auto table = rotary_table(int64s(starts), sizes_.rotary_theta, sizes_.rotary_dim);
@@ -115,9 +121,18 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
     block_keys = cache->block_keys;
   }
   if (!sparse) return std::nullopt;
+  std::vector<std::int64_t> own_blocks, used;  // of the queries' sequences: where their blocks begin; their keys so far
+  for (std::size_t i = 0; i < own.lengths.size(); ++i) {
+    const auto n = own.first_sequence + static_cast<std::int64_t>(i);
+    own_blocks.push_back(cu_blocks[n]);
+    used.push_back(spans[n].past + (i == 0 ? own.begun : 0) + own.lengths[i]);
+  }
+  own_blocks.push_back(cu_blocks.back());
+  const auto first = context.split.context_first;
   const auto q = rotary(q_layernorm_.forward(qk.narrow(1, 0, width).unflatten(1, {sizes_.num_heads, sizes_.head_dim})),
-                        context.rotary.cos, context.rotary.sin);  // [T, nI, dI]
-  return block_top_k(q, block_keys, pack.cu_seqlens, int32s(cu_blocks), int32s(used), c, top_k,
+                        context.rotary.cos.narrow(0, first, x.size(0)),
+                        context.rotary.sin.narrow(0, first, x.size(0)));  // [T, nI, dI]
+  return block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks), int32s(used), c, top_k,
                      1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
 }
 

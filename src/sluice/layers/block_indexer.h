@@ -27,9 +27,9 @@ class BlockIndexer : public Module {
  public:
   explicit BlockIndexer(const BlockIndexerSizes& sizes);
 
-  // The blocks [T, budget / c] of each token, or none where no sequence is past the budget yet: then every query
-  // attends to all that it sees. x [T, D] is the attention's input. With a state of new_state(), each sequence
-  // continues its slot.
+  // The blocks [T, budget / c] of each token of this context rank's piece, or none where no sequence of the pack is
+  // past the budget yet: then every query attends to all that it sees. x [T, D] is the attention's input. With a state
+  // of new_state(), each sequence continues its slot.
   std::optional<Tensor> choose(const Tensor& x, const ForwardContext& context, MixerState* state) const;
   std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity,
                                         const at::TensorOptions& activations) const;

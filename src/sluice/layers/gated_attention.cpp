@@ -5,8 +5,7 @@
 #include <cassert>
 #include <cmath>
 
-#include "sluice/kernels/attention/attention.h"
-#include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
+#include "sluice/layers/context_attention.h"
 
 namespace sluice {
 namespace {
@@ -31,12 +30,8 @@ struct KeyValueState : MixerState {
     v.index_copy_(0, place, new_v);
   }
 
-  struct Extents {
-    Tensor cu_seqlens_k,
-        seqused_k;  // [N + 1], [N]: where the keys of the pack's sequences begin, and how many there are
-    std::int64_t longest;
-  };
-  Extents extents(const Pack& pack) const {
+  // Where the keys of the pack's sequences begin, and how many there are.
+  SeenKeys seen_by(const Pack& pack) const {
     std::vector<std::int32_t> begin, used;
     for (std::size_t n = 0; n < pack.slots.size(); ++n) {
       begin.push_back(static_cast<std::int32_t>(pack.slots[n] * capacity));
@@ -46,7 +41,7 @@ struct KeyValueState : MixerState {
     const auto there = [&](const std::vector<std::int32_t>& values) {
       return at::tensor(values, at::TensorOptions().dtype(kInt)).to(k.device(), /*non_blocking=*/true);
     };
-    return {there(begin), there(used), std::ranges::max(used)};
+    return {.k = k, .v = v, .cu_seqlens = there(begin), .seqused = there(used), .longest = std::ranges::max(used)};
   }
 };
 
@@ -70,34 +65,29 @@ GatedAttention::GatedAttention(const GatedAttentionSizes& s, std::unique_ptr<Blo
 
 Tensor GatedAttention::forward(const Tensor& own, const ForwardContext& context, MixerState* state) const {
   const auto& pack = context.pack;
-  const auto& table = context.rotary;
   const auto d = sizes_.head_dim;
   const auto x = gather_tokens(own, context);
+  const auto cos = context.rotary.cos.narrow(0, context.split.context_first, x.size(0));
+  const auto sin = context.rotary.sin.narrow(0, context.split.context_first, x.size(0));
   const auto query_and_gate = q_proj_.forward(x).unflatten(1, {-1, 2 * d});
-  const auto gate = query_and_gate.narrow(2, d, d);                                              // [T, Hq, d]
-  const auto q = rotary(q_norm_.forward(query_and_gate.narrow(2, 0, d)), table.cos, table.sin);  // [T, Hq, d]
-  const auto k = rotary(k_norm_.forward(k_proj_.forward(x).unflatten(1, {-1, d})), table.cos,
-                        table.sin);  // [T, Hkv, d]
+  const auto gate = query_and_gate.narrow(2, d, d);                                            // [T, Hq, d]
+  const auto q = rotary(q_norm_.forward(query_and_gate.narrow(2, 0, d)), cos, sin);            // [T, Hq, d]
+  const auto k = rotary(k_norm_.forward(k_proj_.forward(x).unflatten(1, {-1, d})), cos, sin);  // [T, Hkv, d]
   const auto v = v_proj_.forward(x).unflatten(1, {-1, d});
   const auto scale = 1 / std::sqrt(static_cast<double>(d));
-  const auto longest = std::ranges::max(pack.lengths);
 
   auto* cache = static_cast<KeyValueState*>(state);
-  const auto blocks =
-      indexer_ != nullptr ? indexer_->choose(x, context, cache ? cache->index.get() : nullptr) : std::nullopt;
-  const auto attend = [&](const Tensor& keys, const Tensor& values, const Tensor& cu_seqlens_k,
-                          const std::optional<Tensor>& seqused_k, std::int64_t longest_keys) {
-    return blocks ? block_sparse_attention(q, keys, values, *blocks, indexer_->block_size(), pack.cu_seqlens,
-                                           cu_seqlens_k, seqused_k, scale)
-                  : attention(q, keys, values, pack.cu_seqlens, cu_seqlens_k, seqused_k, longest, longest_keys, scale);
-  };
+  KeyBlocks blocks;
+  if (indexer_ != nullptr) {
+    blocks = {.chosen = indexer_->choose(x, context, cache ? cache->index.get() : nullptr),
+              .size = indexer_->block_size()};
+  }
   Tensor out;  // [T, Hq, d]
   if (cache != nullptr) {
     cache->append(pack, k, v);
-    const auto extents = cache->extents(pack);
-    out = attend(cache->k, cache->v, extents.cu_seqlens_k, extents.seqused_k, extents.longest);
+    out = attend(q, pack.cu_seqlens, std::ranges::max(pack.lengths), cache->seen_by(pack), blocks, scale);
   } else {
-    out = attend(k, v, pack.cu_seqlens, std::nullopt, longest);
+    out = context_attention(q, k, v, blocks, pack, context.mesh.cp(), scale);
   }
   return scatter_tokens(o_proj_.forward((out * gate.sigmoid()).flatten(1)), context);
 }

@@ -7,16 +7,23 @@
 
 #include "sluice/kernels/causal_conv/causal_conv.h"
 #include "sluice/kernels/delta_gates/delta_gates.h"
-#include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
+#include "sluice/layers/linked_delta_rule.h"
+#include "sluice/layers/pack_pieces.h"
 
 namespace sluice {
 namespace {
 
 using Optional = const std::optional<Tensor>&;
 
-struct SavedSizes : torch::CustomClassHolder {
-  explicit SavedSizes(const GatedDeltaCoreSizes& s) : sizes(s) {}
+// What the backward pass takes besides tensors.
+struct Saved : torch::CustomClassHolder {
+  Saved(const GatedDeltaCoreSizes& s, const Group& group, const Pack& pack)
+      : sizes(s), ranks(group), pieces(pieces_of(pack, group.size())) {}
   GatedDeltaCoreSizes sizes;
+  Group ranks;
+  std::vector<PackPiece> pieces;
+  DeltaLinks links;
+  Lookback lookback(const Tensor& conv_weight) const { return {pieces, conv_weight.size(2) - 1, ranks}; }
 };
 
 // The parts of a projection, or of its gradient, as views.
@@ -53,28 +60,41 @@ std::optional<Tensor> optional_of(const Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
+// The convolution's state before a piece, [N, C, W - 1], of the rows before its first sequence; none: zeros.
+std::optional<Tensor> conv_state_of(const Tensor& rows, const Tensor& conv_weight, std::int64_t sequences) {
+  if (rows.size(0) == 0) return std::nullopt;
+  const auto reach = conv_weight.size(2) - 1;
+  auto state = at::zeros({sequences, rows.size(1), reach}, rows.options());
+  state[0].narrow(1, reach - rows.size(0), rows.size(0)).copy_(rows.t());
+  return state;
+}
+
 class Core : public torch::autograd::Function<Core> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& projection,
                                                 const Tensor& conv_weight, const Tensor& A_log, const Tensor& dt_bias,
-                                                const Tensor& norm_weight, const Tensor& cu_seqlens,
-                                                Optional conv_state, Optional recurrent_state,
-                                                const GatedDeltaCoreSizes& sizes) {
+                                                const Tensor& norm_weight, Optional conv_state,
+                                                Optional recurrent_state, const Pack& pack,
+                                                const c10::intrusive_ptr<Saved>& kept) {
     const at::AutoDispatchBelowAutograd below;
-    const bool stateful = recurrent_state.has_value();
+    const auto& sizes = kept->sizes;
+    const auto& own = kept->pieces[kept->ranks.rank()];
+    const auto cu_seqlens = cu_seqlens_of(pack, own.lengths);
     const auto in = parts_of(projection, sizes);
-    const auto conv = causal_conv(in.qkv, conv_weight, cu_seqlens, conv_state, /*silu=*/true);
+    const auto before = conv_state ? conv_state
+                                   : conv_state_of(kept->lookback(conv_weight).rows(in.qkv), conv_weight,
+                                                   static_cast<std::int64_t>(own.lengths.size()));
+    const auto conv = causal_conv(in.qkv, conv_weight, cu_seqlens, before, /*silu=*/true);
     const auto heads = heads_of(conv.out, sizes);
     const auto gates = delta_gates(in.a, in.b, A_log, dt_bias);
-    const auto delta = gated_delta_rule(heads.q, heads.k, heads.v, gates.g, gates.beta, cu_seqlens, recurrent_state,
-                                        scale_of(sizes), /*qk_l2norm=*/true,
-                                        /*output_final_state=*/stateful);
+    auto delta = linked_delta_rule({heads.q, heads.k, heads.v, gates.g, gates.beta}, pack, kept->pieces, kept->ranks,
+                                   recurrent_state, scale_of(sizes));
     const auto out = gated_rms_norm(delta.out, in.z, norm_weight, sizes.rms_norm_eps, sizes.output_gate).flatten(1);
     context->save_for_backward({projection, conv_weight, A_log, dt_bias, norm_weight, cu_seqlens,
-                                conv_state.value_or(Tensor()), recurrent_state.value_or(Tensor()), conv.out, gates.g,
-                                gates.beta, delta.out, delta.checkpoints});
-    context->saved_data["sizes"] = c10::IValue::make_capsule(c10::make_intrusive<SavedSizes>(sizes));
-    if (!stateful) return {out};
+                                before.value_or(Tensor()), conv.out, gates.g, gates.beta, delta.out});
+    kept->links = std::move(delta.links);
+    context->saved_data["kept"] = c10::IValue::make_capsule(kept);
+    if (!recurrent_state) return {out};
     context->mark_non_differentiable({conv.final_state, delta.final_state});
     return {out, conv.final_state, delta.final_state};
   }
@@ -84,24 +104,28 @@ class Core : public torch::autograd::Function<Core> {
     const auto saved = context->get_saved_variables();
     const auto& [projection, conv_weight, A_log, dt_bias, norm_weight, cu_seqlens] =
         std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5]);
-    const auto conv_state = optional_of(saved[6]), recurrent_state = optional_of(saved[7]);
-    const auto& [conv_out, g, beta, delta_out, checkpoints] =
-        std::tie(saved[8], saved[9], saved[10], saved[11], saved[12]);
-    const auto sizes = c10::static_intrusive_pointer_cast<SavedSizes>(context->saved_data["sizes"].toCapsule())->sizes;
+    const auto conv_state = optional_of(saved[6]);
+    const auto& [conv_out, g, beta, delta_out] = std::tie(saved[7], saved[8], saved[9], saved[10]);
+    const auto kept = c10::static_intrusive_pointer_cast<Saved>(context->saved_data["kept"].toCapsule());
+    const auto& sizes = kept->sizes;
+    const auto links = std::move(kept->links);  // which go when they have been used
     const at::AutoDispatchBelowAutograd below;
 
     // Every gradient takes the place of its value, which nobody reads any more.
     auto in = parts_of(projection, sizes);
-    auto heads = heads_of(conv_out, sizes);
+    const auto heads = heads_of(conv_out, sizes);
     auto grad_delta_out = delta_out;
     const auto grad_norm_weight = gated_rms_norm_backward(grads[0].view_as(delta_out), delta_out, in.z, norm_weight,
                                                           sizes.rms_norm_eps, sizes.output_gate, grad_delta_out, in.z);
+    DeltaInputs delta{heads.q, heads.k, heads.v, g, beta};
     const auto gates =
-        gated_delta_rule_backward(grad_delta_out, heads.q, heads.k, heads.v, g, beta, cu_seqlens, recurrent_state,
-                                  checkpoints, scale_of(sizes), /*qk_l2norm=*/true, heads.q, heads.k, heads.v);
+        linked_delta_rule_backward(grad_delta_out, delta, links, kept->pieces, kept->ranks, scale_of(sizes));
     const auto gate_weights = delta_gates_backward(gates.g, gates.beta, in.a, in.b, A_log, dt_bias, in.a, in.b);
     const auto conv = causal_conv_backward(conv_out, std::nullopt, in.qkv, conv_weight, cu_seqlens, conv_state,
                                            /*silu=*/true, in.qkv);
+    const auto lookback = kept->lookback(conv_weight);
+    const auto rows = lookback.count(), reach = conv_weight.size(2) - 1;
+    lookback.add_gradient(rows > 0 ? conv.initial_state[0].narrow(1, reach - rows, rows).t() : Tensor(), in.qkv);
     for (const auto& overwritten : {projection, delta_out, conv_out}) overwritten.unsafeGetTensorImpl()->bump_version();
     return {projection.detach(),
             conv.weight,
@@ -117,12 +141,13 @@ class Core : public torch::autograd::Function<Core> {
 
 }  // namespace
 
-GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights,
-                                      const Tensor& cu_seqlens, const std::optional<GatedDeltaCoreState>& state,
+GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
+                                      const Group& ranks, const std::optional<GatedDeltaCoreState>& state,
                                       const GatedDeltaCoreSizes& sizes) {
-  const auto outputs = Core::apply(projection, weights.conv, weights.A_log, weights.dt_bias, weights.norm, cu_seqlens,
+  const auto outputs = Core::apply(projection, weights.conv, weights.A_log, weights.dt_bias, weights.norm,
                                    state ? std::optional(state->conv) : std::nullopt,
-                                   state ? std::optional(state->recurrent) : std::nullopt, sizes);
+                                   state ? std::optional(state->recurrent) : std::nullopt, pack,
+                                   c10::make_intrusive<Saved>(sizes, ranks, pack));
   if (!state) return {outputs[0], std::nullopt};
   return {outputs[0], GatedDeltaCoreState{outputs[1], outputs[2]}};
 }

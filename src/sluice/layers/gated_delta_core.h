@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a gated delta layer does between its projections: convolution, gates, recurrence, gated norm.
+// What a gated delta layer does between its projections: convolution, gates, recurrence, gated norm. The tokens of a
+// pack may lie in pieces on several ranks, which tell one another what stands before their first token.
 #pragma once
 
 #include <optional>
 
 #include "sluice/core/tensor.h"
 #include "sluice/kernels/gated_rms_norm/gated_rms_norm.h"
+#include "sluice/layers/pack.h"
 
 namespace sluice {
 
@@ -34,11 +36,12 @@ struct GatedDeltaCoreOutput {
   std::optional<GatedDeltaCoreState> state;  // after the pack, where there was one before; takes no gradient
 };
 
-// `projection` [T, 2 Kd + 2 Vd + 2 Hv]: q | k | v | z | b | a of each token. Differentiable in it and in the weights.
-// One step for autograd, in which every gradient takes the place of the value that it belongs to: the projection
-// becomes its own gradient. So backward may run only once; PyTorch refuses a second time. No device is waited for.
-GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights,
-                                      const Tensor& cu_seqlens, const std::optional<GatedDeltaCoreState>& state,
+// `projection` [T, 2 Kd + 2 Vd + 2 Hv]: q | k | v | z | b | a of each token of this rank's piece of the pack
+// (pieces_of() over `ranks`; states are for one rank). Differentiable in it and in the weights. One step for autograd,
+// in which every gradient takes the place of the value that it belongs to: the projection becomes its own gradient. So
+// backward may run only once; PyTorch refuses a second time. No device is waited for.
+GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
+                                      const Group& ranks, const std::optional<GatedDeltaCoreState>& state,
                                       const GatedDeltaCoreSizes& sizes);
 
 }  // namespace sluice

@@ -84,8 +84,8 @@ Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, Mi
   const auto ranks = context.mesh.tp().size();
   const auto core = gated_delta_core(
       project(gather_tokens(x, context)),
-      {.conv = conv_weight_.value, .A_log = A_log_.value, .dt_bias = dt_bias_.value, .norm = norm_weight_.value},
-      pack.cu_seqlens, before,
+      {.conv = conv_weight_.value, .A_log = A_log_.value, .dt_bias = dt_bias_.value, .norm = norm_weight_.value}, pack,
+      context.mesh.cp(), before,
       {.num_key_heads = sizes_.num_key_heads / ranks,
        .num_value_heads = sizes_.num_value_heads / ranks,
        .key_head_dim = sizes_.key_head_dim,

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <thread>
@@ -33,6 +34,7 @@ inline std::uint16_t free_port() {
 // Runs `rank_main` on `size` threads, each with its World. Throws what the lowest rank threw, after all have ended.
 inline void run_ranks(std::int64_t size, const std::function<void(const World&)>& rank_main,
                       std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // c10d's recorder of exchanges is one for all threads, without a lock
   const auto port = free_port();
   std::vector<std::exception_ptr> errors(size);
   std::vector<std::thread> threads;

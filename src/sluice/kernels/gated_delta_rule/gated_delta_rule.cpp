@@ -139,13 +139,14 @@ GatedDeltaOutput gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor
   return {out, final_state, checkpoints};
 }
 
-GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
-                                              const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
-                                              Optional initial_state, const Tensor& checkpoints, double scale,
-                                              bool qk_l2norm, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, Optional grad_final_state, const Tensor& q,
+                                              const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                                              const Tensor& cu_seqlens, Optional initial_state,
+                                              const Tensor& checkpoints, double scale, bool qk_l2norm, Tensor& grad_q,
+                                              Tensor& grad_k, Tensor& grad_v) {
   static const auto op = registered_operator<BackwardInto>("sluice::gated_delta_rule_backward", "into");
-  auto [dg, dbeta, dstate] = op.call(grad_out, std::nullopt, q, k, v, g, beta, cu_seqlens, initial_state, checkpoints,
-                                     scale, qk_l2norm, grad_q, grad_k, grad_v);
+  auto [dg, dbeta, dstate] = op.call(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, initial_state,
+                                     checkpoints, scale, qk_l2norm, grad_q, grad_k, grad_v);
   return {dg, dbeta, dstate};
 }
 

@@ -37,14 +37,15 @@ GatedDeltaOutput gated_delta_rule(
     bool qk_l2norm,                              // divide each q and k by sqrt(sum of squares + 1e-6) first
     bool output_final_state = true);             // of thousands of sequences it is gigabytes
 
-// The gradients of a loss on `out` for a layer that lays out its own: those of q, k and v are written to grad_q, grad_k
-// and grad_v, of their shapes and dtype with dense heads and any stride between tokens, which may be q, k and v
-// themselves. Takes no part in autograd.
+// The gradients for a layer that lays out its own: those of q, k and v are written to grad_q, grad_k and grad_v, of
+// their shapes and dtype with dense heads and any stride between tokens, which may be q, k and v themselves. Takes no
+// part in autograd.
 struct GatedDeltaGradients {
   Tensor g, beta, initial_state;  // initial_state: zeros where there was none
 };
-GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
-                                              const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const std::optional<Tensor>& grad_final_state,
+                                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                              const Tensor& beta, const Tensor& cu_seqlens,
                                               const std::optional<Tensor>& initial_state, const Tensor& checkpoints,
                                               double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
                                               Tensor& grad_v);

@@ -221,14 +221,14 @@ TEST(GatedDeltaRule, FinalStatesAreLeftOutWhereNobodyWantsThem) {
 TEST(GatedDeltaRule, GradientsMayTakeThePlacesOfTheirInputs) {
   at::manual_seed(11);
   const auto p = draw({"joint", {70, 3}, 1, 2, 8, 8, false});
-  const auto want = differentiate(entry(p, gated_delta_rule, true), p.inputs, {p.weights[0], Tensor()});
+  const auto want = differentiate(entry(p, gated_delta_rule, true), p.inputs, p.weights);
   auto q = p.inputs[0].clone(), k = p.inputs[1].clone(), v = p.inputs[2].clone();
   const auto& g = p.inputs[3];
   const auto& beta = p.inputs[4];
   const auto checkpoints =
       gated_delta_rule(q, k, v, g, beta, p.cu_seqlens, std::nullopt, p.scale, true, false).checkpoints;
-  const auto got = gated_delta_rule_backward(p.weights[0], q, k, v, g, beta, p.cu_seqlens, std::nullopt, checkpoints,
-                                             p.scale, true, q, k, v);
+  const auto got = gated_delta_rule_backward(p.weights[0], p.weights[1], q, k, v, g, beta, p.cu_seqlens, std::nullopt,
+                                             checkpoints, p.scale, true, q, k, v);
   const std::vector<Tensor> found{q, k, v, got.g, got.beta};
   for (const int i : {0, 1, 2, 3, 4}) EXPECT_TRUE(found[i].equal(want.gradients[i]));
 }

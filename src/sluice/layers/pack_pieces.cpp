@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sluice/layers/pack_pieces.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "sluice/layers/split.h"
+#include "sluice/parallel/collectives.h"
+
+namespace sluice {
+
+PackPiece piece_of(const Pack& pack, std::int64_t first, std::int64_t count) {
+  PackPiece piece{.first = first, .count = count};
+  const auto end = first + count;
+  std::int64_t begin = 0;
+  for (std::size_t n = 0; n < pack.lengths.size(); begin += pack.lengths[n++]) {
+    const auto sequence_end = begin + pack.lengths[n];
+    const auto own = std::min(sequence_end, end) - std::max(begin, first);
+    if (own <= 0) continue;
+    if (piece.lengths.empty()) {
+      piece.first_sequence = static_cast<std::int64_t>(n);
+      piece.begun = std::max<std::int64_t>(first - begin, 0);
+    }
+    piece.lengths.push_back(own);
+    piece.goes_on = sequence_end > end;
+  }
+  return piece;
+}
+
+std::vector<PackPiece> pieces_of(const Pack& pack, std::int64_t ranks) {
+  if (ranks == 1) return {{.count = pack.positions.numel(), .lengths = pack.lengths}};
+  const auto tokens = std::accumulate(pack.lengths.begin(), pack.lengths.end(), std::int64_t{0});
+  std::vector<PackPiece> pieces;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const auto first = piece_begin(tokens, ranks, rank);
+    pieces.push_back(piece_of(pack, first, piece_begin(tokens, ranks, rank + 1) - first));
+  }
+  return pieces;
+}
+
+Tensor cu_seqlens_of(const Pack& pack, const std::vector<std::int64_t>& lengths) {
+  if (lengths == pack.lengths) return pack.cu_seqlens;
+  std::vector<std::int32_t> bounds{0};
+  for (const auto length : lengths) bounds.push_back(bounds.back() + static_cast<std::int32_t>(length));
+  return at::tensor(bounds, at::TensorOptions().dtype(kInt)).to(pack.cu_seqlens.device(), /*non_blocking=*/true);
+}
+
+Lookback::Lookback(const std::vector<PackPiece>& pieces, std::int64_t reach, const Group& group) : group_(group) {
+  for (const auto& piece : pieces) lent_.push_back(piece.goes_on ? std::min(piece.count, reach) : 0);
+  // What lies before the piece in its sequence ends what the ranks before it lend.
+  count_ = std::min(reach, pieces[group.rank()].begun);
+  begin_ = std::accumulate(lent_.begin(), lent_.begin() + group.rank(), std::int64_t{0}) - count_;
+}
+
+Tensor Lookback::rows(const Tensor& x) const {
+  const auto own = lent_[group_.rank()];
+  return all_gather_rows(x.narrow(0, x.size(0) - own, own), lent_, group_).narrow(0, begin_, count_);
+}
+
+void Lookback::add_gradient(const Tensor& grad_rows, Tensor& grad_x) const {
+  auto sizes = grad_x.sizes().vec();
+  sizes[0] = std::accumulate(lent_.begin(), lent_.end(), std::int64_t{0});
+  auto all = at::zeros(sizes, grad_x.options());
+  if (count_ > 0) all.narrow(0, begin_, count_).copy_(grad_rows);
+  const auto own = lent_[group_.rank()];
+  grad_x.narrow(0, grad_x.size(0) - own, own).add_(reduce_scatter_rows(all, lent_, group_));
+}
+
+}  // namespace sluice
