@@ -35,8 +35,8 @@ def cu_seqlens(lengths):
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
 
 
-def ours(weights, bounds, key_heads, value_heads):
-    return lambda x: torch.ops.sluice_bench.gated_delta_net(x, weights, bounds, key_heads, value_heads)
+def ours(weights, lengths, key_heads, value_heads):
+    return lambda x: torch.ops.sluice_bench.gated_delta_net(x, weights, lengths, key_heads, value_heads)
 
 
 def peer(weights, bounds, key_heads, value_heads):
@@ -100,11 +100,10 @@ def layer_errors(key_heads, value_heads):
     lengths, hidden = [130, 1, 200], 256
     weights = draw_weights(key_heads, value_heads, hidden, "cpu")
     x, grad = (torch.randn(sum(lengths), hidden).to(TYPE) for _ in range(2))
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
 
     def run(device, dtype):
         leaves = [w.detach().to(device, dtype or w.dtype).requires_grad_() for w in [x, *weights]]
-        out = torch.ops.sluice_bench.gated_delta_net(leaves[0], leaves[1:], bounds.to(device), key_heads, value_heads)
+        out = torch.ops.sluice_bench.gated_delta_net(leaves[0], leaves[1:], lengths, key_heads, value_heads)
         out.backward(grad.to(device, out.dtype))
         return [out.detach(), *(leaf.grad for leaf in leaves)]
 
@@ -161,11 +160,11 @@ def measure(lengths, key_heads, value_heads, with_peer, ceilings, errors):
             layer(x).backward(grad)
         return run
 
-    run = both(ours(weights, bounds, key_heads, value_heads))
+    run = both(ours(weights, lengths, key_heads, value_heads))
     row["peak_gib"] = peak_gib(run)
     row["layer_ms"] = median_ms(run, repeats)
     with torch.no_grad():
-        layer = ours(weights, bounds, key_heads, value_heads)
+        layer = ours(weights, lengths, key_heads, value_heads)
         row["layer_forward_ms"] = median_ms(lambda: layer(x), repeats)
     torch.cuda.synchronize()
     start = time.perf_counter()

@@ -2,13 +2,30 @@
 #include "sluice/parallel/communicator.h"
 
 #define USE_C10D_GLOO  // as libtorch was built; its header is empty without
+#include <dlfcn.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
 
+#include "sluice/core/error.h"
+
 namespace sluice {
+namespace {
+
+// Of the CUDA library (parallel/cuda.cpp), which is loaded where the device is a GPU.
+c10::intrusive_ptr<c10d::Backend> new_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                   const World& world) {
+  using New =
+      c10d::Backend* (*)(const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds, at::Device);
+  const auto make = reinterpret_cast<New>(::dlsym(RTLD_DEFAULT, "sluice_new_nccl_backend"));
+  SLUICE_CHECK(make != nullptr,
+               "parallel: libsluice_cuda.so is not loaded, or is of another version.\n  Build it anew.");
+  return c10::intrusive_ptr<c10d::Backend>::reclaim(make(store, rank, size, world.timeout(), world.device()));
+}
+
+}  // namespace
 
 Communicator::Communicator(const World& world, std::vector<std::int64_t> ranks)
     : world_(world), ranks_(std::move(ranks)), rank_(std::ranges::find(ranks_, world.rank()) - ranks_.begin()) {
@@ -16,9 +33,12 @@ Communicator::Communicator(const World& world, std::vector<std::int64_t> ranks)
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, world.store());
   const auto options = c10d::ProcessGroupGloo::Options::create(world.timeout());
   options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+  const auto rank = static_cast<int>(rank_), members = static_cast<int>(ranks_.size());
   try {
-    cpu_ =
-        c10::make_intrusive<c10d::ProcessGroupGloo>(store, static_cast<int>(rank_), static_cast<int>(size()), options);
+    cpu_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, members, options);
+    if (world_.device().is_cuda()) {
+      gpu_ = new_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, members, world_);
+    }
   } catch (const std::exception& error) {
     world_.fail_exchange("connecting", ranks_, error.what());
   }
