@@ -6,6 +6,7 @@
 #include "sluice/core/error.h"
 #include "sluice/kernels/expert_matmul/expert_matmul.h"
 #include "sluice/kernels/swiglu/swiglu.h"
+#include "sluice/layers/expert_exchange.h"
 #include "sluice/layers/lora.h"
 #include "sluice/parallel/collectives.h"
 
@@ -72,22 +73,27 @@ RoutedExperts::RoutedExperts(const SparseMoeSizes& s)
                           .split = Split::experts(s.num_experts),
                           .init = Init::normal(s.initializer_range)})) {}
 
-// A line is a token's visit to an expert; lines are sorted by expert, and in it by token.
-Tensor RoutedExperts::forward(const Tensor& x, const Routing& routing) const {
-  const auto tokens = x.size(0), top_k = routing.experts.size(1);
-  const auto order = routing.experts.flatten().argsort(/*stable=*/true, 0, /*descending=*/false);  // [T k]
-  const auto token = order.div(top_k, "floor");                                                    // [T k]
-  const auto offsets = at::constant_pad_nd(routing.visits.cumsum(0), {1, 0}).to(kInt);             // [E + 1]
-  const auto weights = routing.weights.flatten().index_select(0, order).to(x.scalar_type());       // [T k]
+// A line is a token's visit to an expert; here lines are sorted by expert, and in it by token.
+Tensor RoutedExperts::forward(const Tensor& tokens, const Routing& routing, const Group& ranks) const {
+  const auto experts = gate_up_proj_.value.size(0);
+  const ExpertExchange exchange(routing, experts, ranks);
+  const auto& lines = exchange.lines();
+  const auto x = exchange.dispatch(tokens);                                            // [R, D]
+  const auto order = lines.experts.argsort(/*stable=*/true, 0, /*descending=*/false);  // [M]
+  const auto row = lines.rows.index_select(0, order);                                  // [M]
+  const auto ends =
+      at::zeros({experts}, order.options()).scatter_add_(0, lines.experts, at::ones_like(order)).cumsum(0);
+  const auto offsets = at::constant_pad_nd(ends, {1, 0}).to(kInt);                // [E + 1]
+  const auto weights = lines.weights.index_select(0, order).to(x.scalar_type());  // [M]
 
-  const auto spread = [&](const Tensor& from, const Tensor& weight) {  // tokens to lines
-    return expert_matmul(from, weight, offsets, token, std::nullopt, order.size(0));
+  const auto spread = [&](const Tensor& from, const Tensor& weight) {  // rows to lines
+    return expert_matmul(from, weight, offsets, row, std::nullopt, order.size(0));
   };
   const auto keep = [&](const Tensor& from, const Tensor& weight) {  // lines to lines
     return expert_matmul(from, weight, offsets, std::nullopt, std::nullopt, order.size(0));
   };
-  const auto gather = [&](const Tensor& from, const Tensor& weight) {  // lines to the sums of tokens
-    return expert_matmul(from, weight, offsets, std::nullopt, token, tokens);
+  const auto gather = [&](const Tensor& from, const Tensor& weight) {  // lines to the sums of rows
+    return expert_matmul(from, weight, offsets, std::nullopt, row, x.size(0));
   };
 
   auto both = spread(x, gate_up_proj_.value);
@@ -96,7 +102,7 @@ Tensor RoutedExperts::forward(const Tensor& x, const Routing& routing) const {
   // The weights enter before the down projection, which is linear: what leaves it need not be kept for their gradient.
   const auto hidden = swiglu(gate_up[0], gate_up[1]) * weights.unsqueeze(1);  // [T k, I]
   const auto y = gather(hidden, down_proj_.value);
-  return down_proj_.adapter ? down_proj_.adapter->add_to(y, hidden, keep, gather) : y;
+  return exchange.combine(down_proj_.adapter ? down_proj_.adapter->add_to(y, hidden, keep, gather) : y);
 }
 
 SparseMoe::SparseMoe(const SparseMoeSizes& s)
@@ -113,7 +119,8 @@ Tensor SparseMoe::forward(const Tensor& x, const ForwardContext& context) const 
     context.router_load->add(
         {.rows = x.size(0), .visits = routing.visits.to(kFloat), .probability = routing.probabilities.sum(0)});
   }
-  return experts_.forward(x, routing) + shared_expert_gate_.forward(x).sigmoid() * shared_expert_.forward(x, context);
+  return experts_.forward(x, routing, context.mesh.ep()) +
+         shared_expert_gate_.forward(x).sigmoid() * shared_expert_.forward(x, context);
 }
 
 std::string SparseMoe::why_not_on_gpu() const { return "a mixture of experts has no kernels for GPUs yet"; }

@@ -50,11 +50,12 @@ class TopKRouter : public Module {
   Parameter& weight_;  // [E, D]
 };
 
-// E SwiGLUs. An expert that no token goes to costs nothing and gets gradients of exactly 0.
+// E SwiGLUs, of which each expert-parallel rank holds some. An expert that no token goes to costs nothing and gets
+// gradients of exactly 0.
 class RoutedExperts : public Module {
  public:
   explicit RoutedExperts(const SparseMoeSizes& sizes);
-  Tensor forward(const Tensor& x, const Routing& routing) const;  // [T, D] to [T, D]: the weighted sum
+  Tensor forward(const Tensor& x, const Routing& routing, const Group& ranks) const;  // [T, D] to [T, D]: weighted sums
 
  private:
   Parameter& gate_up_proj_;  // [E, 2 I, D], rows of gate first; no ".weight" in their names

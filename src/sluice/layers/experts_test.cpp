@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "sluice/kernels/common/testing.h"
+#include "sluice/layers/mesh_testing.h"
 #include "sluice/layers/recompute.h"
 
 namespace sluice {
@@ -236,6 +237,43 @@ TEST(SparseMoe, TokensInPartsAreTheSameAsAllAtOnce) {
     EXPECT_EQ(routes.rows, 23);
     EXPECT_EQ(routes.differing, 0);
   }
+}
+
+LayerOnMesh sparse_moe() {
+  return {.make = [] { return std::make_unique<SparseMoe>(sizes(8, 3)); },
+          .forward =
+              [](const Module& module, const Tensor& x, const ForwardContext& context) {
+                return static_cast<const SparseMoe&>(module).forward(x, context);
+              },
+          .width = kHidden};
+}
+
+TEST(SparseMoe, ExpertsMayLieOnSeveralRanks) {
+  constexpr double kBound = 1e-6;  // the router's softmax and the tokens' weights are float32
+  expect_same_on_mesh(sparse_moe(), {23}, {.cp = 2, .ep = 2}, kBound);
+  expect_same_on_mesh(sparse_moe(), {23}, {.cp = 4, .ep = 2}, kBound);
+  expect_same_on_mesh(sparse_moe(), {23}, {.cp = 4, .ep = 4}, kBound);
+  expect_same_on_mesh(sparse_moe(), {23}, {.cp = 2, .tp = 2, .ep = 2}, kBound);
+  expect_same_on_mesh(sparse_moe(), {1}, {.cp = 2, .ep = 2}, kBound);  // a rank without tokens
+}
+
+TEST(RoutedExperts, ARankWhoseExpertsNobodyVisitsGetsGradientsOfZero) {
+  run_ranks(2, [](const World& world) {
+    const Mesh mesh(world, {.cp = 2, .ep = 2});
+    const RoutedExperts experts(sizes(8, 2));
+    mesh_testing::draw_parameters(experts.parameters(), place_of(mesh));
+    const auto x = at::full({3, kHidden}, 1.0 + static_cast<double>(world.rank()), kDouble).requires_grad_();
+    const auto weights = at::full({3, 2}, 0.5, kFloat).requires_grad_();
+    const auto chosen = at::tensor({0, 3, 1, 2, 3, 0}, kLong).view({3, 2});
+    const Routing routing{.experts = chosen, .weights = weights, .probabilities = {}, .visits = {}};
+    experts.forward(x, routing, mesh.ep()).sum().backward();
+    EXPECT_GT(x.grad().abs().min().item<double>(), 0);
+    for (const auto* parameter : experts.parameters()) {
+      const auto largest = parameter->value.grad().abs().amax({1, 2});  // of each expert
+      EXPECT_EQ((largest == 0).all().item<bool>(), world.rank() == 1);
+      EXPECT_EQ((largest > 0).all().item<bool>(), world.rank() == 0);
+    }
+  });
 }
 
 }  // namespace

@@ -52,6 +52,10 @@ Lookback::Lookback(const std::vector<PackPiece>& pieces, std::int64_t reach, con
   begin_ = std::accumulate(lent_.begin(), lent_.begin() + group.rank(), std::int64_t{0}) - count_;
 }
 
+bool Lookback::is_needed() const {
+  return std::ranges::any_of(lent_, [](auto rows) { return rows > 0; });
+}
+
 Tensor Lookback::rows(const Tensor& x) const {
   const auto own = lent_[group_.rank()];
   return all_gather_rows(x.narrow(0, x.size(0) - own, own), lent_, group_).narrow(0, begin_, count_);

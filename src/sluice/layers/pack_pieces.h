@@ -37,6 +37,9 @@ class Lookback {
 
   std::int64_t count() const { return count_; }  // min(reach, begun) of this rank's piece
 
+  // Whether any rank looks back. Where one does, all call the following.
+  bool is_needed() const;
+
   // From x [tokens of the piece, ..] of every rank to the rows before this one's, [count, ..], in the order of tokens.
   // Differentiable.
   Tensor rows(const Tensor& x) const;

@@ -48,15 +48,15 @@ struct ConvOutput {
 // causal_conv over every `dilation`-th token, then silu. That is a convolution of each of a sequence's `dilation`
 // interleaved parts alone: the tokens i, i + dilation, .. with the rows i, i + dilation, .. of its history before them.
 // history [N, C, R], R = (W - 1) dilation, or none: zeros.
-ConvOutput dilated_causal_conv(const Tensor& x, const Tensor& weight, const Pack& pack,
+ConvOutput dilated_causal_conv(const Tensor& x, const Tensor& weight, const std::vector<std::int64_t>& lengths,
                                const std::optional<Tensor>& history, std::int64_t dilation) {
   const auto reach = (weight.size(2) - 1) * dilation;
   std::vector<std::int64_t> order, kept;  // tokens by part; of [histories | x] the rows that become the next history
   std::vector<std::int32_t> bounds{0};
-  const auto histories = static_cast<std::int64_t>(pack.lengths.size()) * reach;
+  const auto histories = static_cast<std::int64_t>(lengths.size()) * reach;
   std::int64_t begin = 0;
-  for (std::size_t n = 0; n < pack.lengths.size(); ++n) {
-    const auto length = pack.lengths[n], own = static_cast<std::int64_t>(n) * reach;
+  for (std::size_t n = 0; n < lengths.size(); ++n) {
+    const auto length = lengths[n], own = static_cast<std::int64_t>(n) * reach;
     for (std::int64_t part = 0; part < dilation; ++part) {
       for (auto i = part; i < length; i += dilation) order.push_back(begin + i);
       bounds.push_back(static_cast<std::int32_t>(order.size()));
@@ -104,28 +104,30 @@ NgramEmbedding::NgramEmbedding(const NgramHashSizes& sizes, std::int64_t embeddi
                       .as_stored = true,
                       .init = Init::normal(initializer_range)})) {}
 
-Tensor NgramEmbedding::forward(const Tensor& tokens, const Pack& pack, Tensor* history,
+Tensor NgramEmbedding::forward(const Tensor& tokens, const Pack& pack, const PackPiece& piece, Tensor* history,
                                const at::TensorOptions& activations) const {
   // Without values there are no rows to find.
-  if (tokens.is_meta()) return at::empty({tokens.numel(), table_.shape[1] * hash_.heads()}, activations);
+  if (tokens.is_meta()) return at::empty({piece.count, table_.shape[1] * hash_.heads()}, activations);
   const auto ids = tokens.to(at::kCPU).contiguous();
-  const auto* first = ids.const_data_ptr<std::int64_t>();
+  const auto* token = ids.const_data_ptr<std::int64_t>() + piece.first;
   const auto context = hash_.context(), heads = hash_.heads();
-  std::vector<std::int64_t> rows(ids.numel() * heads), sequence;
-  std::int64_t token = 0;
-  for (std::size_t n = 0; n < pack.lengths.size(); ++n) {
-    const auto length = pack.lengths[n];
-    auto* past = history ? history->mutable_data_ptr<std::int64_t>() + pack.slots[n] * context : nullptr;
+  std::vector<std::int64_t> rows(piece.count * heads), sequence;
+  auto* row = rows.data();
+  for (std::size_t i = 0; i < piece.lengths.size(); ++i) {
+    const auto length = piece.lengths[i];
+    auto* past = history ? history->mutable_data_ptr<std::int64_t>() + pack.slots[i] * context : nullptr;
     sequence.assign(past, past ? past + context : nullptr);
-    sequence.insert(sequence.end(), first + token, first + token + length);
+    const auto begun = i == 0 ? std::min(piece.begun, context) : 0;  // tokens of the piece before
+    sequence.insert(sequence.end(), token - begun, token + length);
     const auto before = static_cast<std::int64_t>(sequence.size()) - length;
-    for (std::int64_t i = 0; i < length; ++i, ++token) {
-      hash_.rows(std::span(sequence).first(before + i + 1), std::span(rows).subspan(token * heads, heads));
+    for (std::int64_t t = 0; t < length; ++t, row += heads) {
+      hash_.rows(std::span(sequence).first(before + t + 1), std::span(row, heads));
     }
+    token += length;
     if (past != nullptr) std::copy(sequence.end() - context, sequence.end(), past);
   }
   const auto pieces = table_.value.defined() ? std::vector{table_.value} : table_.pieces;
-  const auto found = gather_rows(pieces, rows).view({ids.numel(), -1});
+  const auto found = gather_rows(pieces, rows).view({piece.count, table_.shape[1] * heads});
   return (table_.stored_scale == 1 ? found : found.to(kFloat) * table_.stored_scale).to(activations);
 }
 
@@ -146,15 +148,28 @@ PerLayerEmbedding::PerLayerEmbedding(const PerLayerEmbeddingSizes& s)
 Tensor PerLayerEmbedding::forward(const Tensor& streams, const ForwardContext& context, MixerState* state) const {
   auto* cache = static_cast<PerLayerEmbeddingState*>(state);
   const auto& pack = context.pack;
-  const auto e = ple_embedding_.forward(context.tokens, pack, cache ? &cache->history : nullptr,
+  const auto& ranks = context.mesh.sequence();
+  const auto pieces = pieces_of(pack, ranks.size());
+  const auto& own = pieces[ranks.rank()];
+  const auto e = ple_embedding_.forward(context.tokens, pack, own, cache ? &cache->history : nullptr,
                                         streams.options());                                        // [T, Pe]
   const auto key = norm_key_.forward(key_proj_.forward(e)), query = norm_query_.forward(streams);  // [T, n, D]
   const auto score = (key * query).sum(2, /*keepdim=*/true) / std::sqrt(static_cast<double>(sizes_.hidden_size));
   const auto gate = (score.abs().clamp_min(1e-6).sqrt() * score.sign()).sigmoid();  // [T, n, 1]
   const auto gated = (gate * value_proj_.forward(e).unsqueeze(1)).flatten(1);       // [T, n D]
-  const auto conv =
-      dilated_causal_conv(norm_conv_.forward(gated).flatten(1), conv_weight_.value, pack,
-                          cache ? std::optional(read_slots(cache->conv, pack)) : std::nullopt, sizes_.hash.ngram_size);
+  const auto normed = norm_conv_.forward(gated).flatten(1);
+  const auto dilation = sizes_.hash.ngram_size, reach = (sizes_.conv_kernel_dim - 1) * dilation;
+  std::optional<Tensor> before;  // [N, n D, reach]
+  if (cache != nullptr) {
+    before = read_slots(cache->conv, pack);
+  } else if (const Lookback lookback(pieces, reach, ranks); lookback.is_needed()) {
+    const auto rows = lookback.rows(normed);  // [count, n D]
+    const auto sequences = static_cast<std::int64_t>(own.lengths.size());
+    const auto first = at::constant_pad_nd(rows.t(), {reach - rows.size(0), 0}).unsqueeze(0);
+    const auto others = at::zeros({std::max<std::int64_t>(sequences - 1, 0), rows.size(1), reach}, rows.options());
+    before = at::cat({first, others}).narrow(0, 0, sequences);
+  }
+  const auto conv = dilated_causal_conv(normed, conv_weight_.value, own.lengths, before, dilation);
   if (cache != nullptr) write_slots(cache->conv, pack, conv.history);
   return gated + conv.out;
 }

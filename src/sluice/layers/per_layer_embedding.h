@@ -5,19 +5,22 @@
 #include "sluice/layers/linear.h"
 #include "sluice/layers/mixer.h"
 #include "sluice/layers/ngram_hash.h"
+#include "sluice/layers/pack_pieces.h"
 
 namespace sluice {
 
 // Rows of a hashed n-gram table for each token, side by side. The table is frozen and stays where it is stored: only
-// the rows that are asked for are read, out of the mapped file or the host's memory. Pe embedding size.
+// the rows that are asked for are read, out of the mapped file or the host's memory. So each rank of a mesh reads its
+// own tokens' rows; what processes of one machine map of a file, they share. Pe embedding size.
 class NgramEmbedding : public Module {
  public:
   NgramEmbedding(const NgramHashSizes& hash, std::int64_t embedding_size, double initializer_range);
 
-  // Pe values for each token of the pack, [T, Pe]; `activations`: their dtype and device. A sequence begins after an
-  // end of sequence, whatever stands before it in the pack; one that continues a slot has the `history` [slots, N - 1]
-  // int64 before it, which is updated and lies in the host's memory.
-  Tensor forward(const Tensor& tokens, const Pack& pack, Tensor* history, const at::TensorOptions& activations) const;
+  // Pe values for each token of a piece of the pack, [T, Pe]; `tokens` are of the whole pack, `activations`: their
+  // dtype and device. A sequence begins after an end of sequence, whatever stands before it in the pack; one that
+  // continues a slot has the `history` [slots, N - 1] int64 before it, which is updated and lies in the host's memory.
+  Tensor forward(const Tensor& tokens, const Pack& pack, const PackPiece& piece, Tensor* history,
+                 const at::TensorOptions& activations) const;
   const NgramHash& hash() const { return hash_; }
 
  private:
