@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -15,7 +16,9 @@
 namespace sluice {
 namespace {
 
-constexpr auto kFailure = "failure";  // the first rank's that failed, and why
+// Keys of the store.
+constexpr auto kFailure = "failure";                  // the first rank's that failed, and why
+constexpr auto kArrived = "arrived", kLeft = "left";  // how many processes came and went
 
 // How long rank 0 stays for the others to read from its store why the run ends. It covers their wait for one another in
 // fail_exchange().
@@ -63,37 +66,60 @@ World::World(const Launch& launch, std::chrono::milliseconds timeout, at::Device
          rank_, place, seconds(timeout));
   }
   store_->set(key("here", rank_), std::vector<std::uint8_t>{1});
-  std::vector<std::int64_t> ranks;
-  std::vector<std::string> keys;
-  for (std::int64_t rank = 0; rank < size_; ++rank) {
-    ranks.push_back(rank);
-    keys.push_back(key("here", rank));
-  }
-  try {
-    store_->wait(keys, timeout);
-  } catch (const std::exception&) {
+  store_->add(kArrived, 1);
+  if (const auto missing = wait_for_all(); !missing.empty()) {
+    leave();
     fail(ExitCode::kRuntime,
          "parallel: of {} processes these did not start within {:g} s (parallel.timeout): rank {}.\n"
          "  Their own output says why; all must run with the same MASTER_ADDR and MASTER_PORT.",
-         size_, seconds(timeout), fmt::join(silent_ranks(*store_, "here", ranks), ", "));
+         size_, seconds(timeout), missing);
   }
 }
 
-World::~World() {
-  if (size_ == 1) return;
+// Empty, or who is missing, as whoever waited first for the whole time wrote it down.
+std::string World::wait_for_all() const {
+  constexpr auto kMissing = "missing";
+  std::vector<std::string> keys;
+  for (const auto rank : all_ranks()) keys.push_back(key("here", rank));
+  const auto end = std::chrono::steady_clock::now() + timeout_;
+  while (true) {
+    try {
+      store_->wait(keys, std::min<std::chrono::milliseconds>(timeout_, std::chrono::seconds(1)));
+      return "";
+    } catch (const std::exception&) {  // not yet
+    }
+    const bool is_late = std::chrono::steady_clock::now() >= end;
+    if (!is_late && !store_->check({kMissing})) continue;
+    const auto silent = fmt::format("{}", fmt::join(silent_ranks(*store_, "here", all_ranks()), ", "));
+    return text_of(store_->compareSet(kMissing, {}, bytes_of(silent)));
+  }
+}
+
+std::vector<std::int64_t> World::all_ranks() const {
+  std::vector<std::int64_t> ranks(size_);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void World::leave() const noexcept {
   try {
-    auto present = size_ - store_->add("left", 1);
+    auto left = store_->add(kLeft, 1);
     const auto end = std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout_, kFarewell);
-    while (keeps_store_ && present > 0 && std::chrono::steady_clock::now() < end) {
+    while (keeps_store_ && left < store_->add(kArrived, 0) && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      present = size_ - store_->add("left", 0);
+      left = store_->add(kLeft, 0);
     }
   } catch (const std::exception&) {  // the keeper is gone already
   }
 }
 
-void World::agree(const std::vector<std::pair<std::string, std::string>>& facts) const {
-  if (size_ == 1) return;
+World::~World() {
+  if (size_ > 1) leave();
+}
+
+// Empty, or the first difference that a rank found.
+std::string World::first_difference(const Facts& facts) const {
+  constexpr auto kDifference = "difference", kCompared = "compared", kDone = "all compared";
   std::string own;
   for (const auto& [name, value] : facts) own += name + '\n' + value + '\n';
   store_->set(key("facts", rank_), bytes_of(own));
@@ -108,13 +134,24 @@ void World::agree(const std::vector<std::pair<std::string, std::string>>& facts)
                                                 : fmt::format("{}: {}, which rank 0 has not", own_name, own_value);
       break;
     }
-    store_->compareSet("difference", {}, bytes_of(fmt::format("rank {} has {}", rank_, difference)));
+    store_->compareSet(kDifference, {}, bytes_of(fmt::format("rank {} has {}", rank_, difference)));
   }
-  if (store_->add("agreed", 1) == size_) store_->set("all agreed", std::vector<std::uint8_t>{1});
-  store_->wait({"all agreed"}, timeout_);
-  if (!store_->check({"difference"})) return;
+  if (store_->add(kCompared, 1) == size_) store_->set(kDone, std::vector<std::uint8_t>{1});
+  store_->wait({kDone}, timeout_);
+  return store_->check({kDifference}) ? text_of(store_->get(kDifference)) : "";
+}
+
+void World::agree(const Facts& facts) const {
+  if (size_ == 1) return;
+  std::string difference;
+  try {
+    difference = first_difference(facts);
+  } catch (const std::exception& error) {
+    fail_exchange("comparing settings", all_ranks(), error.what());
+  }
+  if (difference.empty()) return;
   fail_usage("parallel: the processes do not run the same: {}.\n  Start all with the same program and settings.",
-             text_of(store_->get("difference")));
+             difference);
 }
 
 void World::post(const std::string& name, const std::string& text) const {

@@ -35,7 +35,8 @@ class World {
 
   // Compares named facts with those of rank 0: the program's version, settings. Where a rank has others, the first
   // difference ends every rank with the same usage error. All ranks call it.
-  void agree(const std::vector<std::pair<std::string, std::string>>& facts) const;
+  using Facts = std::vector<std::pair<std::string, std::string>>;
+  void agree(const Facts& facts) const;
 
   // Leaves a word for the others, beside all exchanges: from any thread, and without waiting. Of one name the first
   // stays.
@@ -53,6 +54,11 @@ class World {
                                   const std::string& error) const;
 
  private:
+  std::string wait_for_all() const;
+  std::string first_difference(const Facts& facts) const;
+  std::vector<std::int64_t> all_ranks() const;
+  void leave() const noexcept;
+
   c10::intrusive_ptr<c10d::Store> store_;
   bool keeps_store_ = false;
   std::int64_t rank_ = 0, size_ = 1;
