@@ -36,8 +36,10 @@ def differentiate(x, weights, grad, lengths, cp=1, tp=1):
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def errors(rank, cp, tp, lengths=(130, 1, 300), hidden=256):
+def errors(rank, cp, tp, hidden=256):
     torch.manual_seed(5)   # the same draws on every rank
+    # As many tokens a rank as hidden units, at least: then the layer joins its projections, as it does in training.
+    lengths = [150 * cp * tp, 1, 300 * cp * tp]
     weights = [w.detach() for w in layer.draw_weights(KEY_HEADS, VALUE_HEADS, hidden, "cpu")]
     x, grad = (torch.randn(sum(lengths), hidden).to(layer.TYPE) for _ in range(2))
     exact = differentiate(x.double(), [w.double() for w in weights], grad.double(), lengths)

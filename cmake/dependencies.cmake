@@ -32,6 +32,10 @@ sluice_dependency(pcre2    LINKS ${PCRE2_ARCHIVE} DEFINES PCRE2_STATIC PCRE2_COD
 sluice_dependency(utf8proc LINKS ${UTF8PROC_ARCHIVE} DEFINES UTF8PROC_STATIC)
 
 if(SLUICE_TORCH)
+  find_path(GLOO_INCLUDE gloo/algorithm.h)   # what libtorch's header of its Gloo includes
+  if(NOT GLOO_INCLUDE)
+    message(FATAL_ERROR "gloo/algorithm.h not found: run `make setup`, which installs libgloo-dev")
+  endif()
   set(SLUICE_VENV ${CMAKE_SOURCE_DIR}/.venv CACHE PATH "Virtual environment whose torch package is linked")
   file(GLOB torch_dir ${SLUICE_VENV}/lib/python3.*/site-packages/torch)
   if(NOT torch_dir)
