@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny model folders, data files and runs of `sluice sft` for the tests of whole commands."""
 import json
+import os
 import random
 import shutil
+import socket
+import subprocess
 
 import torch
 from safetensors.torch import load_file
 from transformers import Qwen3_5ForCausalLM
 
-from conftest import ROOT, random_model, run
+from conftest import ROOT, program, random_model, run
 from parity import FAMILIES
 
 VOCAB = 1024   # of the bundled tokenizer
@@ -58,6 +61,23 @@ def sft_arguments(model, data, out, *more, dtype="float32"):
 
 def sft(*arguments, check=True, **options):
     return run(*sft_arguments(*arguments, **options), check=check)
+
+
+def start(ranks, *arguments, change=lambda rank, arguments: arguments):
+    """Starts `sluice ...` as so many processes, as torchrun does. `change` gives a rank other arguments."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [str(argument) for argument in arguments]
+    processes = []
+    for rank in range(ranks):
+        environment = dict(os.environ)
+        if ranks > 1:
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1",
+                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes.append(subprocess.Popen([program("sluice"), *change(rank, arguments)], env=environment, text=True,
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    return processes
 
 
 def metrics(out):

@@ -1,37 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice sft` as several processes: every layout follows the curve of one process, a checkpoint goes on under another
 layout, exports are whole, and what cannot work is refused by every process."""
-import os
-import socket
 import subprocess
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from conftest import program, run
-from parity import EXPERTS, FAMILIES, relative, save_as_in_memory
-from runs import (add_tokenizer, curve, exported, make_model, metrics, same_bits, sft, sft_arguments, token_records,
-                  write_jsonl)
+from conftest import run
+from parity import FAMILIES, relative, save_as_in_memory
+from runs import (add_tokenizer, exported, metrics, same_bits, sft, sft_arguments, start, token_records, write_jsonl)
 
 TIMEOUT = 120
 
 
-def launch(ranks, *arguments, change=lambda rank, arguments: arguments):
-    """Runs `sluice ...` as so many processes, as torchrun starts them; the finished processes. `change` gives a rank
-    other arguments."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = [str(argument) for argument in arguments]
-    running = []
-    for rank in range(ranks):
-        environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        running.append(subprocess.Popen([program("sluice"), *change(rank, arguments)], env=environment, text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+def launch(ranks, *arguments, **options):
+    """Runs `sluice ...` as so many processes; the finished ones."""
     done = []
-    for process in running:
+    for process in start(ranks, *arguments, **options):
         out, error = process.communicate(timeout=TIMEOUT)
         done.append(subprocess.CompletedProcess(process.args, process.returncode, out, error))
     return done
@@ -60,7 +45,9 @@ def data(tmp_path_factory):
 
 
 STEPS = ["--data.seq_len", 128, "--train.tokens_per_step", 400, "--train.steps", 20, "--optim.lr", 1e-3]
-LAYOUTS = {"data 2": (2, []), "tensor 2": (2, ["--parallel.tp", 2]), "tensor 2, data 2": (4, ["--parallel.tp", 2])}
+TP, CP, EP = (["--parallel." + name, 2] for name in ("tp", "cp", "ep"))
+LAYOUTS = {"data 2": (2, []), "tensor 2": (2, TP), "context 2": (2, CP), "data 2, experts over both": (2, EP),
+           "data 2, tensor 2": (4, TP), "context 2, tensor 2, experts over 2": (4, TP + CP + EP)}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +85,7 @@ def test_twenty_steps_follow_one_process(layout, sparse_model, data, one_process
 def test_a_checkpoint_goes_on_under_another_layout(sparse_model, data, one_process, tmp_path):
     out = tmp_path / "run"
     first, second = [*STEPS, "--eval.split", 0.1, "--ckpt.interval", 7], ["--ckpt.resume", "auto"]
-    launch_sft(2, sparse_model, data, out, *first, "--parallel.tp", 2)
+    launch_sft(2, sparse_model, data, out, *first, *TP)
     checkpoints = out / "checkpoints"
     assert sorted(path.name for path in (checkpoints / "step_14").iterdir()) == [
         f"{kind}-{rank:05}-of-00002.safetensors" for kind in ("exp_avg", "exp_avg_sq", "master") for rank in (0, 1)
@@ -108,7 +95,7 @@ def test_a_checkpoint_goes_on_under_another_layout(sparse_model, data, one_proce
     for path in sorted(checkpoints.iterdir()):
         if path.name in ("step_20", "latest"):
             subprocess.run(["rm", "-r", path], check=True)
-    launch_sft(2, sparse_model, data, out, *first, *second)   # two data ranks now
+    launch_sft(4, sparse_model, data, out, *first, *second, *CP, *EP)
     expect_same_training(out, one_process)
     subprocess.run(["rm", "-r", checkpoints / "step_20"], check=True)
     sft(sparse_model, data, out, *first, *second)   # and one process

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import subprocess
 
 import pytest
 
-from conftest import program, run
-from runs import add_tokenizer, metrics, sft_arguments, token_records, write_jsonl
+from conftest import run
+from runs import add_tokenizer, metrics, sft_arguments, start, token_records, write_jsonl
 
 GIB = 1 << 30
 
@@ -35,11 +34,13 @@ def preset(name, folder, **changes):
     return config
 
 
-def peak_of(arguments):
-    """The most memory that the program held from its start to its end, in GiB."""
-    process = subprocess.Popen([program("sluice"), *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    text = process.stderr.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
+def peak_of(arguments, ranks=1):
+    """The most memory that the program, or the first of so many processes, held from its start to its end, in GiB."""
+    processes = start(ranks, *arguments)
+    text = processes[0].stderr.read()
+    _, status, usage = os.wait4(processes[0].pid, 0)
+    for other in processes[1:]:
+        other.communicate()
     assert status == 0, text
     return usage.ru_maxrss * 1024 / GIB
 
@@ -83,6 +84,49 @@ def test_adapters_need_no_gradients_of_the_model():
 def test_what_is_computed_again_is_not_kept():
     plain, again = planned("--preset", "qwen3_5-0.8b"), planned("--preset", "qwen3_5-0.8b", "--recompute")
     assert again["training", "activations and gradients of a row"] < 0.6 * plain["training", "activations and gradients of a row"]
+
+
+ROWS = ["parameters", "optimizer: masters and moments", "gradients", "activations and gradients of a row"]
+
+
+def training_rows(*arguments):
+    plan = planned(*arguments)
+    return [plan["training", row] for row in ROWS]
+
+
+@pytest.mark.parametrize("gpus, layout", [(8, ["--parallel.tp", 4]), (8, ["--parallel.cp", 2, "--parallel.tp", 4]),
+                                          (2048, ["--parallel.tp", 8])])
+def test_ranks_share_a_model(gpus, layout):
+    """Weights and their gradients over the tensor ranks, all but the norms; masters and moments over all; a row's
+    activations over those that work on one row."""
+    arguments = ["--preset", "qwen3_5-4b", "--seq_len", 4096, "--tokens_per_step", 2 * 4096 * gpus]   # rows for all
+    whole, rank = training_rows(*arguments), training_rows(*arguments, "--gpus", gpus, *layout)
+    ranks = {option.removeprefix("--parallel."): size for option, size in zip(layout[::2], layout[1::2])}
+    for i in (0, 2):
+        assert rank[i] == pytest.approx(whole[i] / ranks["tp"], rel=0.02)
+    assert rank[1] == pytest.approx(whole[1] / gpus, rel=0.02, abs=1e-3)
+    shared = ranks["tp"] * ranks.get("cp", 1)
+    assert whole[3] / shared < rank[3] < 2.5 * whole[3] / shared   # gathered tokens and the loss's tiles are whole
+
+
+def test_ranks_share_experts():
+    arguments = ["--preset", "qwen3_next-80b-a3b", "--seq_len", 1024]
+    whole, rank = training_rows(*arguments), training_rows(*arguments, "--gpus", 64, "--parallel.ep", 32)
+    experts = 48 * 512 * 3 * 2048 * 512 * 2 / GIB   # layers, experts, projections, sizes, bytes
+    assert rank[0] == pytest.approx(whole[0] - experts * 31 / 32, rel=1e-3)
+    assert rank[1] == pytest.approx(whole[1] / 64, rel=1e-3)
+
+
+def test_a_rank_takes_what_the_plan_says(tmp_path):
+    preset("qwen3_5-tiny", tmp_path, dtype="float32", **WIDE | MODELS["qwen3_5-tiny"])
+    data = write_jsonl(tmp_path / "data.jsonl", token_records(4, 1024, 1024))
+    layout = ["--parallel.tp", 2]
+    taken = peak_of(sft_arguments(tmp_path / "model", data, tmp_path / "run", "--data.seq_len", 1024,
+                                  "--train.tokens_per_step", 2048, "--train.steps", 1, *layout), ranks=2)
+    plan = planned(tmp_path / "model", "--seq_len", 1024, "--tokens_per_step", 2048, "--dtype", "float32", "--gpus", 2,
+                   *layout)["training", "together"]
+    print(f"two tensor ranks: planned {plan:.3f} GiB, taken {taken:.3f}")
+    assert plan / 2 < taken < 1.2 * plan
 
 
 def test_caches_are_counted_on_paper():

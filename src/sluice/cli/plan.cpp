@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "sluice/cli/model_source.h"
+#include "sluice/cli/processes.h"
 #include "sluice/core/error.h"
 #include "sluice/core/memory.h"
 #include "sluice/formats/model_folder.h"
@@ -33,14 +34,22 @@ ExitCode run_plan(const PlanOptions& options, const Invocation&) {
   if (options.lora_rank) {
     declare_lora(model.parameters(), {.rank = *options.lora_rank, .targets = options.lora_targets});
   }
+  const auto sizes = mesh_sizes(options.parallel, options.gpus);
+  const Mesh mesh(sizes, /*rank=*/0);
+  check_splits(model.parameters(), sizes.tp, sizes.ep);
   const auto training = plan_training(model, {.dtype = options.dtype == Precision::kFloat32 ? kFloat : kBFloat16,
                                               .seq_len = options.seq_len,
                                               .tokens_per_step = options.tokens_per_step,
-                                              .mtp = options.mtp});
-  const auto states = plan_states(*model.decoder, options.sequences, options.seq_len);
+                                              .mtp = options.mtp,
+                                              .mesh = mesh});
   const auto program = peak_memory_bytes();  // this process has loaded no weight, and all that computes
 
-  fmt::print("training, rows of {} tokens, {} a step\n", options.seq_len, options.tokens_per_step);
+  fmt::print("training, rows of {} tokens, {} a step", options.seq_len, options.tokens_per_step);
+  if (options.gpus > 1) {
+    fmt::print("; of each of {} data x {} context x {} tensor ranks, experts over {}", sizes.dp, sizes.cp, sizes.tp,
+               sizes.ep);
+  }
+  fmt::print("\n");
   print_row("parameters", training.parameters);
   print_row("optimizer: masters and moments", training.optimizer);
   print_row("gradients", training.gradients);
@@ -48,11 +57,14 @@ ExitCode run_plan(const PlanOptions& options, const Invocation&) {
   print_row("program and libraries", program);
   print_row("together", training.together() + program);
   print_row("more, while ckpt.interval saves beside a step", training.checkpoint_copy);
-  fmt::print("sampling, {} at once of up to {} tokens\n", options.sequences, options.seq_len);
-  print_row("parameters", training.parameters);
-  print_row("caches", states);
-  print_row("program and libraries", program);
-  print_row("together", training.parameters + states + program);
+  if (options.gpus == 1) {  // sampling runs as one process
+    const auto states = plan_states(*model.decoder, options.sequences, options.seq_len);
+    fmt::print("sampling, {} at once of up to {} tokens\n", options.sequences, options.seq_len);
+    print_row("parameters", training.parameters);
+    print_row("caches", states);
+    print_row("program and libraries", program);
+    print_row("together", training.parameters + states + program);
+  }
   if (training.mapped > 0) {
     fmt::print("read from the file by rows, not held\n");
     print_row("n-gram table", training.mapped);

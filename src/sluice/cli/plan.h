@@ -12,7 +12,8 @@
 
 namespace sluice {
 
-// `sluice plan`: the memory that training and sampling will take, before anything is loaded.
+// `sluice plan`: the memory that training and sampling will take, before anything is loaded; over several processes
+// that of the first one.
 struct PlanOptions {
   std::filesystem::path folder;
   std::string preset;
@@ -25,6 +26,8 @@ struct PlanOptions {
   MtpTraining mtp = MtpTraining::kOff;
   bool recompute = false;
   std::int64_t sequences = 1;
+  std::int64_t gpus = 1;
+  ParallelOptions parallel;
   void describe(OptionList& option) {
     option("folder", folder, "model folder; its weights are not read", {.alias = "model", .positional = true});
     option("preset", preset, "a configuration that comes with the program; `sluice init --preset list` names them");
@@ -36,6 +39,8 @@ struct PlanOptions {
     option("lora_targets", lora_targets, "as lora.targets of sft");
     option("mtp", mtp, "as train.mtp of sft", {.choices = {"off", "joint", "only"}});
     option("recompute", recompute, "as mem.recompute of sft");
+    option("gpus", gpus, "processes that share the training, each with a GPU of its own", {.min = 1});
+    option("parallel", parallel, "how they share it, as of sft");
     option("sequences", sequences, "sequences that are sampled at once", {.min = 1});
   }
 };

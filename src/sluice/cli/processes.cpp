@@ -26,6 +26,8 @@ Facts facts_of(const std::string& resolved_toml) {
   return facts;
 }
 
+}  // namespace
+
 MeshSizes mesh_sizes(const ParallelOptions& options, std::int64_t ranks) {
   const auto share = options.tp * options.cp;
   if (ranks % share != 0) {
@@ -36,8 +38,6 @@ MeshSizes mesh_sizes(const ParallelOptions& options, std::int64_t ranks) {
   }
   return {.dp = ranks / share, .cp = options.cp, .tp = options.tp, .ep = options.ep};
 }
-
-}  // namespace
 
 Launch join_launch() {
   auto launch = read_launch();

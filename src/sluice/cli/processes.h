@@ -22,6 +22,9 @@ Launch join_launch();
 ExitCode run_on_mesh(const Launch& launch, const ParallelOptions& options, at::Device device,
                      const std::string& resolved_toml, const std::function<ExitCode(const Mesh& mesh)>& command);
 
+// The sizes of a mesh of so many ranks. Usage error if tp x cp does not divide them.
+MeshSizes mesh_sizes(const ParallelOptions& options, std::int64_t ranks);
+
 // Usage error where this process was started among others, for a command that runs as one.
 void only_one_process(const std::string& command);
 

@@ -29,7 +29,7 @@ Tensor Embedding::forward(const Tensor& tokens, const ForwardContext& context) c
   const auto rows = tokens.narrow(0, context.split.context_first, context.split.context_count);
   if (tp.size() == 1) return at::embedding(weight_.value, rows);
   const auto place = rows - piece_begin(weight_.shape[0], tp.size(), tp.rank());
-  const auto elsewhere = (place < 0).logical_or_(place >= weight_.value.size(0));
+  const auto elsewhere = (place < 0).bitwise_or(place >= weight_.value.size(0));
   const auto found = at::embedding(weight_.value, place.masked_fill(elsewhere, 0));
   return scatter_tokens(found.masked_fill(elsewhere.unsqueeze(1), 0), context);
 }

@@ -42,12 +42,12 @@ class SplitLoss : public torch::autograd::Function<SplitLoss> {
     const auto first = piece_begin(vocab_size, group.size(), group.rank());
     const auto hidden = all(own_hidden), weight = all(own_weight);
     const auto place = all(own_targets) - first;
-    const auto is_own = (place >= 0).logical_and(place < head.size(0));
-    const auto targets = place.masked_fill(is_own.logical_not(), -1);
+    const auto is_own = (place >= 0).bitwise_and(place < head.size(0));
+    const auto targets = place.masked_fill(is_own.bitwise_not(), -1);
     const auto part = linear_cross_entropy(hidden, head, targets);
     // Of each token: log-sum, logit of its target or 0 where that is elsewhere, largest logit, and its id.
     const auto mine =
-        at::stack({part.lse, (part.lse - part.nll).masked_fill(is_own.logical_not(), 0),
+        at::stack({part.lse, (part.lse - part.nll).masked_fill(is_own.bitwise_not(), 0),
                    logits_of(hidden, head, part.predicted), (part.predicted + first).to(part.lse.scalar_type())});
     const std::vector<std::int64_t> one(static_cast<std::size_t>(group.size()), 1);
     const auto parts = all_gather_rows(mine.unsqueeze(0), one, group);  // [ranks, 4, all tokens]

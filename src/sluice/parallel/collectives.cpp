@@ -27,6 +27,11 @@ bool are_equal(Rows rows) {
   return std::ranges::all_of(rows, [&](auto r) { return r == rows[0]; });
 }
 
+// On paper there is nothing to send.
+void run(const Group& group, const char* name, at::Device device, const Communicator::Exchange& exchange) {
+  if (!device.is_meta()) group.communicator().run(name, device, exchange);
+}
+
 // Backends exchange as many rows with each member: shorter parts are padded to the longest.
 Tensor gather(const Tensor& x, Rows rows, const Group& group) {
   assert(x.size(0) == rows[group.rank()]);
@@ -39,8 +44,7 @@ Tensor gather(const Tensor& x, Rows rows, const Group& group) {
     own.narrow(0, 0, x.size(0)).copy_(x);
     own.narrow(0, x.size(0), longest - x.size(0)).zero_();
   }
-  group.communicator().run("all-gather", x.device(),
-                           [&](c10d::Backend& backend) { return backend._allgather_base(all, own); });
+  run(group, "all-gather", x.device(), [&](c10d::Backend& backend) { return backend._allgather_base(all, own); });
   if (are_equal(rows)) return all;
   std::vector<Tensor> parts;
   for (std::int64_t i = 0; i < group.size(); ++i) parts.push_back(all.narrow(0, i * longest, rows[i]));
@@ -60,8 +64,8 @@ Tensor reduce_scatter(const Tensor& x, Rows rows, const Group& group) {
       all.narrow(0, i * longest, rows[i]).copy_(x.narrow(0, begin, rows[i]));
     }
   }
-  group.communicator().run("reduce-scatter", x.device(),
-                           [&](c10d::Backend& backend) { return backend._reduce_scatter_base(own, all); });
+  run(group, "reduce-scatter", x.device(),
+      [&](c10d::Backend& backend) { return backend._reduce_scatter_base(own, all); });
   return own.narrow(0, 0, rows[group.rank()]);
 }
 
@@ -69,14 +73,14 @@ Tensor all_to_all(const Tensor& x, Rows send, Rows receive, const Group& group) 
   assert(x.size(0) == sum(send));
   auto in = x.contiguous(), out = with_rows(x, sum(receive));
   Counts sent(send.begin(), send.end()), received(receive.begin(), receive.end());
-  group.communicator().run("all-to-all", x.device(),
-                           [&](c10d::Backend& backend) { return backend.alltoall_base(out, in, received, sent); });
+  run(group, "all-to-all", x.device(),
+      [&](c10d::Backend& backend) { return backend.alltoall_base(out, in, received, sent); });
   return out;
 }
 
 Tensor reduce(const Tensor& x, c10d::ReduceOp::RedOpType operation, const Group& group) {
   auto result = x.clone(at::MemoryFormat::Contiguous);
-  group.communicator().run("all-reduce", x.device(), [&](c10d::Backend& backend) {
+  run(group, "all-reduce", x.device(), [&](c10d::Backend& backend) {
     std::vector<Tensor> tensors{result};
     return backend.allreduce(tensors, {.reduceOp = operation});
   });
@@ -147,7 +151,7 @@ void all_reduce_max_(Tensor& x, const Group& group) {
 void broadcast_(Tensor& x, std::int64_t root, const Group& group) {
   if (group.size() == 1) return;
   auto values = x.contiguous();
-  group.communicator().run("broadcast", x.device(), [&](c10d::Backend& backend) {
+  run(group, "broadcast", x.device(), [&](c10d::Backend& backend) {
     std::vector<Tensor> tensors{values};
     return backend.broadcast(tensors, {.rootRank = root});
   });
@@ -156,6 +160,7 @@ void broadcast_(Tensor& x, std::int64_t root, const Group& group) {
 
 std::vector<Counts> all_gather_numbers(const Counts& numbers, const Group& group) {
   if (group.size() == 1) return {numbers};
+  if (group.is_on_paper()) return std::vector<Counts>(group.size(), numbers);  // as if all were alike
   const auto each = static_cast<std::int64_t>(numbers.size());
   const auto all = gather(at::tensor(numbers, kLong), Counts(group.size(), each), group);
   std::vector<Counts> result;
@@ -166,7 +171,7 @@ std::vector<Counts> all_gather_numbers(const Counts& numbers, const Group& group
 
 void barrier(const Group& group) {
   if (group.size() == 1) return;
-  group.communicator().run("barrier", at::kCPU, [](c10d::Backend& backend) { return backend.barrier(); });
+  run(group, "barrier", at::kCPU, [](c10d::Backend& backend) { return backend.barrier(); });
 }
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/parallel/mesh.h"
 
+#include <algorithm>
 #include <cassert>
 
 #include "sluice/core/error.h"
@@ -24,22 +25,31 @@ const Group& Mesh::group_where(const std::function<bool(const Place&)>& is_membe
     if (is_member(place_of(rank))) ranks.push_back(rank);
   }
   const auto [place, is_new] = made_.try_emplace(ranks);
-  if (is_new && ranks.size() > 1) place->second = Group(std::make_shared<Communicator>(*of_, ranks));
+  if (is_new && ranks.size() > 1) {
+    if (of_ != nullptr) place->second = Group(std::make_shared<Communicator>(*of_, ranks));
+    else place->second = Group::on_paper(std::ranges::find(ranks, rank_) - ranks.begin(), std::ssize(ranks));
+  }
   return place->second;
 }
 
-Mesh::Mesh(const World& world, const MeshSizes& sizes) : of_(&world), sizes_(sizes) {
+Mesh::Mesh(const World& world, const MeshSizes& sizes) : of_(&world), sizes_(sizes), rank_(world.rank()) {
   if (sizes.ranks() != world.size()) {
     fail_usage(
         "parallel: data {} x context {} x tensor {} is a mesh of {} processes, and {} run.\n"
         "  Start as many, or choose sizes with that product.",
         sizes.dp, sizes.cp, sizes.tp, sizes.ranks(), world.size());
   }
-  if (sizes.dp * sizes.cp % sizes.ep != 0) {
+  make_groups();
+}
+
+Mesh::Mesh(const MeshSizes& sizes, std::int64_t rank) : sizes_(sizes), rank_(rank) { make_groups(); }
+
+void Mesh::make_groups() {
+  if (sizes_.dp * sizes_.cp % sizes_.ep != 0) {
     fail_usage("parallel.ep: {} does not divide data {} x context {}, the ranks that experts are spread over.",
-               sizes.ep, sizes.dp, sizes.cp);
+               sizes_.ep, sizes_.dp, sizes_.cp);
   }
-  const auto own = place_of(world.rank());
+  const auto own = place_of(rank_);
   world_ = group_where([](const Place&) { return true; });
   sequence_ = group_where([&](const Place& p) { return p.d == own.d; });
   tp_ = group_where([&](const Place& p) { return p.data == own.data; });
@@ -51,8 +61,8 @@ Mesh::Mesh(const World& world, const MeshSizes& sizes) : of_(&world), sizes_(siz
 
 const Group& Mesh::holders(std::int64_t tensor_pieces, std::int64_t expert_pieces) const {
   assert(sizes_.tp % tensor_pieces == 0 && (expert_pieces == 1 || expert_pieces == sizes_.ep));
-  if (of_ == nullptr) return world_;
-  const auto own = place_of(of_->rank());
+  if (sizes_.ranks() == 1) return world_;
+  const auto own = place_of(rank_);
   const auto sharing = sizes_.tp / tensor_pieces;
   return group_where(
       [&](const Place& p) { return p.t / sharing == own.t / sharing && p.e % expert_pieces == own.e % expert_pieces; });

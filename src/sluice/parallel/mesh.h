@@ -29,6 +29,9 @@ class Mesh {
 
   // A usage error unless sizes.ranks() processes run and ep divides dp x cp. `world` outlives the mesh.
   Mesh(const World& world, const MeshSizes& sizes);
+
+  // Rank `rank` of a mesh that does not run, for plans (Group::on_paper()). Sizes as above.
+  Mesh(const MeshSizes& sizes, std::int64_t rank);
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
@@ -51,8 +54,11 @@ class Mesh {
   Place place_of(std::int64_t rank) const;
   const Group& group_where(const std::function<bool(const Place&)>& is_member) const;
 
-  const World* of_ = nullptr;  // none: one process
+  void make_groups();
+
+  const World* of_ = nullptr;  // none: one process, or on paper
   MeshSizes sizes_;
+  std::int64_t rank_ = 0;
   mutable std::map<std::vector<std::int64_t>, Group> made_;  // by their ranks
   Group world_, tp_, cp_, sequence_, data_, ep_, expert_data_;
 };

@@ -100,28 +100,31 @@ TrainingMemory plan_training(const Model& model, const PlannedRun& run) {
   all.insert(all.end(), adapters.begin(), adapters.end());
   for (auto* parameter : all) {
     const auto dtype = held_dtype(*parameter, run.dtype);
-    parameter->value = at::empty(parameter->shape, kMetaOptions.dtype(dtype));
+    parameter->value = at::empty(local_shape(*parameter, place_of(run.mesh)), kMetaOptions.dtype(dtype));
     (parameter->as_stored ? memory.mapped : memory.parameters) += static_cast<std::int64_t>(parameter->value.nbytes());
   }
   const auto trained = trained_parameters(model, run.mtp);
   constexpr std::int64_t kFloatBytes = 4;
-  for (auto* parameter : trained) {
-    parameter->value.requires_grad_();
-    const auto each = parameter->size() * kFloatBytes;
-    memory.optimizer += parameter->value.scalar_type() == kFloat ? 2 * each : 3 * each;
-    memory.checkpoint_copy += 3 * each;
+  const Shards shards(trained, run.mesh);
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    const auto& value = trained[i]->value.requires_grad_();
+    const auto own = shards.own_rows(i, value.detach()).numel() * kFloatBytes;
+    memory.optimizer += value.scalar_type() == kFloat ? 2 * own : 3 * own;
+    memory.checkpoint_copy += 3 * own;
   }
+  model.decoder->set_mesh(run.mesh);
   const MetaMemory counted;
-  GradientSum gradients(trained);
-  const auto rows = (run.tokens_per_step + run.seq_len - 1) / run.seq_len;
-  const std::vector packs(static_cast<std::size_t>(std::min<std::int64_t>(rows, 2)),  // a third is as the second
-                          full_row(run.seq_len));
+  GradientSum gradients(trained, run.mesh);
+  const auto rows = (run.tokens_per_step + run.seq_len - 1) / run.seq_len, dp = run.mesh.sizes().dp;
+  const auto own_rows = std::min<std::int64_t>((rows + dp - 1) / dp, 2);  // a third is as the second
+  const std::vector packs(static_cast<std::size_t>(own_rows * dp), full_row(run.seq_len));
   add_gradients({.decoder = *model.decoder,
                  .router_aux_loss_coef = model.router_aux_loss_coef,
                  .mtp = model.mtp.get(),
                  .mtp_loss_scale = 1,
                  .mtp_only = run.mtp == MtpTraining::kOnly},
                 packs, gradients);
+  model.decoder->set_mesh(one_process());
   memory.gradients = counted.live();
   memory.activations = counted.peak() - memory.gradients;
   return memory;

@@ -16,14 +16,16 @@ struct PlannedRun {
   std::int64_t seq_len;          // tokens of a row: one sequence, each of its tokens trained
   std::int64_t tokens_per_step;  // in rows of seq_len, whose gradients are summed
   MtpTraining mtp = MtpTraining::kOff;
+  const Mesh& mesh = one_process();  // on paper: the plan is of its rank
 };
 
-// Bytes.
+// Bytes, of one rank.
 struct TrainingMemory {
   std::int64_t parameters;       // that are held; not the tables that are read from the mapped file
   std::int64_t optimizer;        // masters and moments in float32; a float32 parameter is its own master
   std::int64_t gradients;        // their sums in float32
-  std::int64_t activations;      // of a row, and its gradients: what is held beside the sums where that is most
+  std::int64_t activations;      // of a row, and its gradients: what is held beside the sums where that is most. Of
+                                 // experts over ranks as if tokens went to them evenly
   std::int64_t checkpoint_copy;  // masters and moments again, while a checkpoint is written beside training
   std::int64_t mapped;           // tables that stay in the file
   std::int64_t together() const { return parameters + optimizer + gradients + activations; }

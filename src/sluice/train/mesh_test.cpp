@@ -118,8 +118,10 @@ struct Layout {
 };
 
 void expect_layouts_equal(const std::string& preset, const std::vector<PackedBatch>& packs,
-                          const std::vector<Layout>& layouts, Recompute recompute = Recompute::kNone) {
-  const auto config = tiny_configs().at(preset);
+                          const std::vector<Layout>& layouts, Recompute recompute = Recompute::kNone,
+                          const nlohmann::json& changes = nlohmann::json::object()) {
+  auto config = tiny_configs().at(preset);
+  config.update(changes);
   const auto values = random_values(config);
   const auto want = outcome(config, values, packs, one_process(), recompute);
   for (const auto& layout : layouts) {
@@ -144,6 +146,14 @@ TEST(TrainingOnAMesh, EqualsOneProcessForEveryFamily) {
   const std::vector<Layout> layouts{
       {{.tp = 2}}, {{.dp = 2}}, {{.cp = 2}}, {{.dp = 2, .cp = 2, .ep = 4}}, {{.cp = 2, .tp = 2, .ep = 2}}};
   for (const auto& [preset, config] : tiny_configs()) expect_layouts_equal(preset, packs(), layouts);
+}
+
+// Two key-value heads over four ranks, each held by two; a vocabulary and a width that four does not divide; rows of
+// fewer tokens than ranks.
+TEST(TrainingOnAMesh, EqualsOneProcessWithMoreRanksThanKeyValueHeads) {
+  const std::vector<PackedBatch> short_packs{random_pack({2}, 6), random_pack({1, 1, 1}, 7), random_pack({17}, 8)};
+  expect_layouts_equal("qwen3_5-tiny", short_packs, {{{.tp = 4}}, {{.cp = 2, .tp = 4}}}, Recompute::kNone,
+                       {{"linear_num_key_heads", 4}, {"vocab_size", 1021}, {"intermediate_size", 385}});
 }
 
 TEST(TrainingOnAMesh, EqualsOneProcessWithRecompute) {
