@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU paths of rms_norm, rotary, attention and linear_cross_entropy against the CPU paths in float64, forward and
+"""The GPU paths of rms_norm, rotary, attention, block_top_k, block_sparse_attention, expert_matmul and
+linear_cross_entropy against the CPU paths in float64, forward and
 every gradient, and the same bits on a second run."""
 import os
 import pathlib
@@ -123,6 +124,51 @@ def test_attention_over_a_cache_with_gaps(queries, used, dtype):
     rest = [cu_seqlens(queries), cu_seqlens([slab] * 3), torch.tensor(used, dtype=torch.int32), max(queries), max(used),
             64**-0.5]
     check(OPS.attention, inputs, rest, *((2e-6, 2e-5) if dtype == torch.float32 else (5e-3, 1e-2)))
+
+
+# Inputs are small integers, so that scores are exact: the choice is the CPU's, of the many equal scores too.
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("queries,keys,block,top_k", [([5], [5], 4, 2), ([70, 1, 300], [70, 400, 303], 4, 8),
+                                                      ([3, 0, 9], [3, 8, 2], 2, 3), ([2000], [2000], 4, 64)])
+def test_block_top_k(queries, keys, block, top_k, dtype):
+    torch.manual_seed(10)
+    blocks = [count // block for count in keys]
+    q, block_keys = (torch.randint(-3, 4, shape).to(dtype) for shape in ((sum(queries), 4, 32), (sum(blocks), 32)))
+    rest = [cu_seqlens(queries), cu_seqlens(blocks), torch.tensor(keys, dtype=torch.int32)]
+    chosen = [OPS.block_top_k(*(x.to(device) for x in (q, block_keys, *rest)), block, top_k, 0.25).cpu()
+              for device in ("cpu", "cuda")]
+    assert torch.equal(*chosen)
+
+
+# As attention's plain path; keys that no query chose get gradient zero.
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("lengths,block,top_k", [([1], 4, 2), ([40, 3, 0, 130], 4, 5), ([600, 65], 4, 16), ([50], 7, 1)])
+def test_block_sparse_attention(lengths, block, top_k, dtype):
+    torch.manual_seed(11)
+    tokens, bounds = sum(lengths), cu_seqlens(lengths)
+    index = [torch.randn(tokens, 2, 16), torch.randn(sum(n // block for n in lengths), 16)]
+    blocks = OPS.block_top_k(*index, bounds, cu_seqlens([n // block for n in lengths]),
+                             torch.tensor(lengths, dtype=torch.int32), block, top_k, 0.25)
+    inputs = [draw(tokens, heads, 32, dtype=dtype) for heads in (6, 2, 2)]
+    bounds = (blocks, block, bounds, bounds, None, 32**-0.5)
+    check(OPS.block_sparse_attention, inputs, bounds, *((2e-6, 2e-5) if dtype == torch.float32 else (5e-3, 1e-2)))
+
+
+# Each product is rounded to bfloat16, and so is the sum of a token's: two roundings of at most 2^-9 each.
+@pytest.mark.parametrize("rows", ["none", "of x", "of out", "both"])
+@pytest.mark.parametrize("experts,used,tokens,visits,size,out",
+                         [(1, 1, 1, 1, 8, 8), (5, 5, 61, 2, 40, 48), (64, 9, 7, 2, 32, 24), (6, 1, 130, 1, 16, 40),
+                          (3, 3, 0, 2, 8, 8), (128, 128, 600, 8, 256, 128)])
+def test_expert_matmul(experts, used, tokens, visits, size, out, rows):
+    torch.manual_seed(12)
+    chosen = torch.rand(tokens, used).argsort(1)[:, :visits].flatten()
+    token = chosen.argsort(stable=True).div(visits, rounding_mode="floor")
+    x_rows, out_rows = (token if rows in (name, "both") else None for name in ("of x", "of out"))
+    offsets = torch.nn.functional.pad(chosen.bincount(minlength=experts).cumsum(0), (1, 0)).int()
+    inputs = [draw(tokens if x_rows is not None else tokens * visits, size, dtype=torch.bfloat16),
+              draw(experts, out, size, dtype=torch.float64).div(size**0.5).bfloat16()]
+    rest = [offsets, x_rows, out_rows, tokens if out_rows is not None else tokens * visits]
+    check(OPS.expert_matmul, inputs, rest, 3.91e-3, 3.91e-3)
 
 
 # Logits are float32 in both types; their gradients are rounded to bfloat16 for the products with them.

@@ -37,11 +37,11 @@ std::vector<Span> spans_of(const Pack& pack) {
   return spans;
 }
 
-Tensor int64s(const std::vector<std::int64_t>& values) { return at::tensor(values, at::TensorOptions().dtype(kLong)); }
-
-Tensor int32s(const std::vector<std::int64_t>& values) {
-  return at::tensor(values, at::TensorOptions().dtype(kLong)).to(kInt);
+Tensor int64s(const std::vector<std::int64_t>& values, at::Device device) {
+  return at::tensor(values, at::TensorOptions().dtype(kLong)).to(device, /*non_blocking=*/true);
 }
+
+Tensor int32s(const std::vector<std::int64_t>& values, at::Device device) { return int64s(values, device).to(kInt); }
 
 // The raw keys that new blocks are made of: those of open blocks, then the pack's.
 class RawKeys {
@@ -56,7 +56,9 @@ class RawKeys {
     return position < s.past ? s.slot * (block_size_ - 1) + position % block_size_
                              : open_rows_ + s.first_row + position - s.past;
   }
-  Tensor take(const std::vector<std::int64_t>& rows) const { return rows_.index_select(0, int64s(rows)); }
+  Tensor take(const std::vector<std::int64_t>& rows) const {
+    return rows_.index_select(0, int64s(rows, rows_.device()));
+  }
 
  private:
   Tensor rows_;
@@ -100,7 +102,7 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
     first_block.push_back(static_cast<std::int64_t>(starts.size()));
   }
   const auto pooled = raw.take(members).view({-1, c, sizes_.head_dim}).to(kFloat).mean(1).to(x.scalar_type());
-  const auto table = rotary_table(int64s(starts), sizes_.rotary_theta, sizes_.rotary_dim);
+  const auto table = rotary_table(int64s(starts, x.device()), sizes_.rotary_theta, sizes_.rotary_dim);
   auto block_keys = rotary(k_layernorm_.forward(pooled).unsqueeze(1), table.cos, table.sin).squeeze(1);  // [B, dI]
   auto cu_blocks = first_block;
 
@@ -117,7 +119,7 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
       }
     }
     cu_blocks.back() = cache->block_keys.size(0);
-    cache->open.index_copy_(0, int64s(open_to), raw.take(open_from));
+    cache->open.index_copy_(0, int64s(open_to, x.device()), raw.take(open_from));
     block_keys = cache->block_keys;
   }
   if (!sparse) return std::nullopt;
@@ -132,8 +134,8 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const auto q = rotary(q_layernorm_.forward(qk.narrow(1, 0, width).unflatten(1, {sizes_.num_heads, sizes_.head_dim})),
                         context.rotary.cos.narrow(0, first, x.size(0)),
                         context.rotary.sin.narrow(0, first, x.size(0)));  // [T, nI, dI]
-  return block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks), int32s(used), c, top_k,
-                     1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
+  return block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
+                     int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
 }
 
 std::unique_ptr<MixerState> BlockIndexer::new_state(std::int64_t slots, std::int64_t capacity,

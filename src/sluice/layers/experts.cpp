@@ -125,7 +125,11 @@ Tensor SparseMoe::forward(const Tensor& x, const ForwardContext& context) const 
          shared_expert_gate_.forward(x).sigmoid() * shared_expert_.forward(x, context);
 }
 
-std::string SparseMoe::why_not_on_gpu() const { return "a mixture of experts has no kernels for GPUs yet"; }
+std::string SparseMoe::why_not_on_gpu() const {
+  if (sizes_.hidden_size % 8 == 0 && sizes_.moe_intermediate_size % 8 == 0) return "";
+  return fmt::format("experts on a GPU take widths that are multiples of 8, and the model's are {} and {}",
+                     sizes_.hidden_size, sizes_.moe_intermediate_size);
+}
 
 void SparseMoe::count_operations(double tokens, Operations& operations) const {
   const auto hidden = static_cast<double>(sizes_.hidden_size);

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// On CUDA tensors: tiles of queries in ATen. A score and its block make one 64-bit number, so that no two are equal and
+// the order of equal scores is the one promised. The bits of a score may depend on the tile's shape, by which the
+// library chooses its product.
+#include "sluice/core/error.h"
+#include "sluice/kernels/block_top_k/block_top_k.h"
+#include "sluice/kernels/block_top_k/inputs.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kProducts = std::int64_t{1} << 26;  // held at once, over all heads
+
+// a b in float32.
+Tensor product(const Tensor& a, const Tensor& b) {
+  return a.scalar_type() == kBFloat16 ? at::mm(a, b, kFloat) : a.mm(b);
+}
+
+// The choice [rows, top_k] of queries [first, first + rows) of a sequence; q [rows, H, d].
+Tensor choose(const BlockSequence& s, std::int64_t first, const Tensor& q, const Tensor& block_keys, std::int64_t top_k,
+              double scale) {
+  const auto rows = q.size(0), most = s.blocks(first + rows - 1), none = s.key_count;
+  auto chosen = at::full({rows, top_k}, -1, q.options().dtype(kInt));
+  if (most == 0) return chosen;
+  const auto products = product(q.reshape({-1, q.size(2)}), block_keys.narrow(0, s.block_begin, most).t());
+  const auto scores = products.relu_().nan_to_num_(0).view({rows, -1, most}).sum(1) * scale;  // [rows, most]
+  const auto block = at::arange(most, q.options().dtype(kLong));
+  const auto seen = at::arange(rows, block.options()) + (s.key_count - s.q_count + first + 1);  // keys of each query
+  const auto complete = seen.clamp_min(0).div(s.block_size, "floor").unsqueeze(1);              // [rows, 1]
+  // Bits of floats that are not negative rise with them.
+  auto keys = scores.view(kInt).to(kLong).mul_(std::int64_t{1} << 32).add_(none - block);
+  keys.masked_fill_(block >= complete, -1);
+  const auto taken = std::min(top_k, most);
+  const auto [best, index] = keys.topk(taken, 1, /*largest=*/true, /*sorted=*/false);
+  const auto rising = std::get<0>(index.masked_fill(best < 0, none).sort(1));
+  chosen.narrow(1, 0, taken).copy_(rising.masked_fill(rising == none, -1));
+  return chosen;
+}
+
+Tensor block_top_k_cuda(const Tensor& q, const Tensor& block_keys, const Tensor& cu_seqlens_q, const Tensor& cu_blocks,
+                        const Tensor& seqused_k, std::int64_t block_size, std::int64_t top_k, double scale) {
+  check_block_top_k(q, block_keys, cu_seqlens_q, cu_blocks, seqused_k, block_size, top_k, scale);
+  SLUICE_CHECK(q.scalar_type() != kDouble, "block_top_k: on a GPU q must be float32 or bfloat16; got {}", describe(q));
+  auto result = at::empty({q.size(0), top_k}, q.options().dtype(kInt));
+  for (const auto& s :
+       block_sequences(q, block_keys, cu_seqlens_q.cpu(), cu_blocks.cpu(), seqused_k.cpu(), block_size)) {
+    const auto blocks = std::max<std::int64_t>(1, s.key_count / block_size);
+    const auto most = std::max<std::int64_t>(1, kProducts / (q.size(1) * blocks));
+    for (std::int64_t first = 0; first < s.q_count; first += most) {
+      const auto rows = std::min(most, s.q_count - first);
+      const auto own = q.narrow(0, s.q_begin + first, rows);
+      result.narrow(0, s.q_begin + first, rows).copy_(choose(s, first, own, block_keys, top_k, scale));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(sluice, CUDA, m) { m.impl("block_top_k", block_top_k_cuda); }
+
+}  // namespace sluice
