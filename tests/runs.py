@@ -63,20 +63,21 @@ def sft(*arguments, check=True, **options):
     return run(*sft_arguments(*arguments, **options), check=check)
 
 
-def start(ranks, *arguments, change=lambda rank, arguments: arguments):
-    """Starts `sluice ...` as so many processes, as torchrun does. `change` gives a rank other arguments."""
+def start(ranks, *arguments, change=lambda rank, arguments: arguments, missing=(), prepare=lambda rank: None):
+    """Starts `sluice ...` as so many processes, but for `missing` ones, as torchrun does. `change` gives a rank other
+    arguments, `prepare` what it calls before it starts. Returns the processes by rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = [str(argument) for argument in arguments]
-    processes = []
-    for rank in range(ranks):
+    processes = {}
+    for rank in set(range(ranks)) - set(missing):
         environment = dict(os.environ)
         if ranks > 1:
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1",
                             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(subprocess.Popen([program("sluice"), *change(rank, arguments)], env=environment, text=True,
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        processes[rank] = subprocess.Popen([program("sluice"), *change(rank, arguments)], env=environment, text=True,
+                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=prepare(rank))
     return processes
 
 

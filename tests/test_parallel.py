@@ -16,7 +16,7 @@ TIMEOUT = 120
 def launch(ranks, *arguments, **options):
     """Runs `sluice ...` as so many processes; the finished ones."""
     done = []
-    for process in start(ranks, *arguments, **options):
+    for process in start(ranks, *arguments, **options).values():
         out, error = process.communicate(timeout=TIMEOUT)
         done.append(subprocess.CompletedProcess(process.args, process.returncode, out, error))
     return done

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice sft` as several processes of which one dies, hangs, is missing or cannot write: all end with an error that tells why,
 within the time that is stated, and the last checkpoint opens."""
-import os
 import random
 import resource
 import signal
-import socket
-import subprocess
 import time
 
 import pytest
 
-from conftest import program
-from runs import make_model, metrics, sft, sft_arguments, token_records, write_jsonl
+from runs import make_model, metrics, sft, sft_arguments, start, token_records, write_jsonl
 
 TIMEOUT = 4   # parallel.timeout, in seconds
 # A lost connection is noticed at once, a silent process after the timeout; then ranks ask who else has stopped, for up to 2 s
@@ -24,17 +20,8 @@ STEPS = ["--data.seq_len", 128, "--train.tokens_per_step", 256, "--optim.lr", 1e
 class Ranks:
     """`sluice ...` as so many processes, which are gone when the block ends."""
 
-    def __init__(self, size, *arguments, missing=(), prepare=None):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.processes = {}
-        for rank in set(range(size)) - set(missing):
-            environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-                                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-            self.processes[rank] = subprocess.Popen(
-                [program("sluice"), *map(str, arguments)], env=environment, text=True, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, preexec_fn=prepare if rank == 1 else None)
+    def __init__(self, *arguments, **options):
+        self.processes = start(*arguments, **options)
 
     def __enter__(self):
         return self
@@ -135,7 +122,7 @@ def test_a_process_that_cannot_write_its_part_of_a_checkpoint_ends_all(model, da
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 
     with Ranks(2, *sft_arguments(model, data, out, *STEPS, "--train.steps", 100000, "--ckpt.interval", 5),
-               prepare=full_disk) as ranks:
+               prepare=lambda rank: full_disk if rank == 1 else None) as ranks:
         ends = ranks.ends([0, 1])
     assert all(status != 0 for status, _ in ends.values())
     assert "File too large" in ends[1][1], ends

@@ -36,7 +36,7 @@ def preset(name, folder, **changes):
 
 def peak_of(arguments, ranks=1):
     """The most memory that the program, or the first of so many processes, held from its start to its end, in GiB."""
-    processes = start(ranks, *arguments)
+    processes = list(start(ranks, *arguments).values())
     text = processes[0].stderr.read()
     _, status, usage = os.wait4(processes[0].pid, 0)
     for other in processes[1:]:

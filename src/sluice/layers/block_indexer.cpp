@@ -88,10 +88,8 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const auto& ranks = context.mesh.cp();
   const auto pieces = pieces_of(pack, ranks.size());
   const auto& own = pieces[ranks.rank()];  // whose tokens are the queries; keys are of the whole pack
-  std::vector<std::int64_t> counts;
-  for (const auto& piece : pieces) counts.push_back(piece.count);
   const auto qk = index_qk_proj_.forward(x);
-  const RawKeys raw(all_gather_rows(qk.narrow(1, width, sizes_.head_dim), counts, ranks), cache, c);
+  const RawKeys raw(all_gather_rows(qk.narrow(1, width, sizes_.head_dim), context.split.context_rows, ranks), cache, c);
   std::vector<std::int64_t> members, starts, first_block{0};  // of the blocks that the new tokens complete
   for (const auto& s : spans) {
     const auto end = s.past + s.length;

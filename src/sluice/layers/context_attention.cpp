@@ -75,14 +75,14 @@ Tensor attend(const Tensor& q, const Tensor& cu_seqlens_q, std::int64_t longest_
   return attention(q, keys.k, keys.v, cu_seqlens_q, keys.cu_seqlens, keys.seqused, longest_q, keys.longest, scale);
 }
 
-Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KeyBlocks& blocks, const Pack& pack,
-                         const Group& ranks, double scale) {
+Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KeyBlocks& blocks,
+                         const ForwardContext& context, double scale) {
+  const auto& pack = context.pack;
+  const auto& ranks = context.mesh.cp();
   const auto pieces = pieces_of(pack, ranks.size());
   const auto& own = pieces[ranks.rank()];
   if (ranks.size() == 1) return attend_in_pack(q, {k, v}, own, blocks, pack, scale);
-  std::vector<std::int64_t> counts;
-  for (const auto& piece : pieces) counts.push_back(piece.count);
-  const auto both = all_gather_rows(at::stack({k, v}, 1), counts, ranks);  // [T, 2, Hkv, d]
+  const auto both = all_gather_rows(at::stack({k, v}, 1), context.split.context_rows, ranks);  // [T, 2, Hkv, d]
   const KeysAndValues all{both.select(1, 0), both.select(1, 1)};
   if (blocks.chosen) return attend_in_pack(q, all, own, blocks, pack, scale);
 

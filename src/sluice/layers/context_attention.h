@@ -57,9 +57,9 @@ struct KeyBlocks {
 Tensor attend(const Tensor& q, const Tensor& cu_seqlens_q, std::int64_t longest_q, const SeenKeys& keys,
               const KeyBlocks& blocks, double scale);
 
-// q [T, Hq, d], k and v [T, Hkv, d] of the rank's piece to [T, Hq, d]. With blocks, where each query attends to about
-// as many keys as any other, queries stay on their ranks. Differentiable.
-Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KeyBlocks& blocks, const Pack& pack,
-                         const Group& ranks, double scale);
+// q [T, Hq, d], k and v [T, Hkv, d] of the context rank's piece to [T, Hq, d]. With blocks, where each query attends to
+// about as many keys as any other, queries stay on their ranks. Differentiable.
+Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, const KeyBlocks& blocks,
+                         const ForwardContext& context, double scale);
 
 }  // namespace sluice

@@ -14,12 +14,11 @@ Counts on_host(const Tensor& counts) {
   return {first, first + there.numel()};
 }
 
-// How often each of 0 .. size - 1 is among `values` [M] int64.
+}  // namespace
+
 Tensor count_of_each(const Tensor& values, std::int64_t size) {
   return at::zeros({size}, values.options()).scatter_add_(0, values, at::ones_like(values));
 }
-
-}  // namespace
 
 ExpertExchange::ExpertExchange(const Routing& routing, std::int64_t experts, const Group& group)
     : group_(group), tokens_(routing.experts.size(0)) {

@@ -15,6 +15,9 @@ struct ExpertLines {
   Tensor weights;  // [M] float32, differentiable
 };
 
+// How often each of 0 .. size - 1 is among `values` [M] int64: [size] int64.
+Tensor count_of_each(const Tensor& values, std::int64_t size);
+
 // All ranks of the group make one for each pass, and call dispatch() and combine() once; their numbers of tokens may
 // differ and be 0. Alone, no token moves.
 class ExpertExchange {

@@ -54,11 +54,10 @@ Routing TopKRouter::forward(const Tensor& x, const ForwardContext& context) cons
   }
   auto weights = probabilities.gather(1, experts);
   if (norm_topk_prob_) weights = weights / weights.sum(1, /*keepdim=*/true);
-  const auto lines = experts.flatten();
   return {.experts = experts,
           .weights = weights,
           .probabilities = probabilities,
-          .visits = at::zeros({weight_.shape[0]}, lines.options()).scatter_add_(0, lines, at::ones_like(lines))};
+          .visits = count_of_each(experts.flatten(), weight_.shape[0])};
 }
 
 RoutedExperts::RoutedExperts(const SparseMoeSizes& s)
@@ -81,10 +80,9 @@ Tensor RoutedExperts::forward(const Tensor& tokens, const Routing& routing, cons
   const auto x = exchange.dispatch(tokens);                                            // [R, D]
   const auto order = lines.experts.argsort(/*stable=*/true, 0, /*descending=*/false);  // [M]
   const auto row = lines.rows.index_select(0, order);                                  // [M]
-  const auto ends =
-      at::zeros({experts}, order.options()).scatter_add_(0, lines.experts, at::ones_like(order)).cumsum(0);
-  const auto offsets = at::constant_pad_nd(ends, {1, 0}).to(kInt);                // [E + 1]
-  const auto weights = lines.weights.index_select(0, order).to(x.scalar_type());  // [M]
+  const auto offsets =
+      at::constant_pad_nd(count_of_each(lines.experts, experts).cumsum(0), {1, 0}).to(kInt);  // [E + 1]
+  const auto weights = lines.weights.index_select(0, order).to(x.scalar_type());              // [M]
 
   const auto spread = [&](const Tensor& from, const Tensor& weight) {  // rows to lines
     return expert_matmul(from, weight, offsets, row, std::nullopt, order.size(0));

@@ -87,7 +87,7 @@ Tensor GatedAttention::forward(const Tensor& own, const ForwardContext& context,
     cache->append(pack, k, v);
     out = attend(q, pack.cu_seqlens, std::ranges::max(pack.lengths), cache->seen_by(pack), blocks, scale);
   } else {
-    out = context_attention(q, k, v, blocks, pack, context.mesh.cp(), scale);
+    out = context_attention(q, k, v, blocks, context, scale);
   }
   return scatter_tokens(o_proj_.forward((out * gate.sigmoid()).flatten(1)), context);
 }

@@ -73,8 +73,7 @@ inline LayerOutcome run_layer(const LayerOnMesh& layer, const std::vector<std::i
   const auto weight = at::randn({tokens, out.size(1)}, generator(4), kDouble);
   (out * weight.narrow(0, split.first, split.count)).sum().backward();
 
-  std::vector<std::int64_t> rows;
-  for (const auto& piece : pieces_of(pack, mesh.sequence().size())) rows.push_back(piece.count);
+  const auto& rows = split.piece_rows;
   const at::NoGradGuard no_grad;
   const auto grad_x = own.grad().defined() ? own.grad() : at::zeros_like(own);
   LayerOutcome outcome{all_gather_rows(out, rows, mesh.sequence()), all_gather_rows(grad_x, rows, mesh.sequence()), {}};
