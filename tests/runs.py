@@ -6,6 +6,7 @@ import random
 import shutil
 import socket
 import subprocess
+import time
 
 import torch
 from safetensors.torch import load_file
@@ -83,6 +84,14 @@ def start(ranks, *arguments, change=lambda rank, arguments: arguments, missing=(
 
 def metrics(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for_steps(out, count):
+    """Until a run in another process has written so many lines of metrics."""
+    end = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() or len(metrics(out)) < count:
+        assert time.monotonic() < end, "no step in a minute"
+        time.sleep(0.02)
 
 
 def curve(out):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from runs import make_model, metrics, sft, sft_arguments, start, token_records, write_jsonl
+from runs import make_model, metrics, sft, sft_arguments, start, token_records, wait_for_steps, write_jsonl
 
 TIMEOUT = 4   # parallel.timeout, in seconds
 # A lost connection is noticed at once, a silent process after the timeout; then ranks ask who else has stopped, for up to 2 s
@@ -52,13 +52,6 @@ def data(tmp_path_factory):
     return write_jsonl(tmp_path_factory.mktemp("data") / "data.jsonl", token_records(40, 5, 90))
 
 
-def wait_for_steps(out, count):
-    end = time.monotonic() + 60
-    while not (out / "metrics.jsonl").exists() or len(metrics(out)) < count:
-        assert time.monotonic() < end, "no step in a minute"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("layout", [[], ["--parallel.tp", 2], ["--parallel.cp", 2]], ids=["data", "tensor", "context"])
 def test_a_killed_process_ends_the_others_and_the_last_checkpoint_opens(layout, model, data, tmp_path):
     out = tmp_path / "run"
@@ -73,6 +66,17 @@ def test_a_killed_process_ends_the_others_and_the_last_checkpoint_opens(layout, 
     assert last >= 2
     sft(model, data, out, *STEPS, "--ckpt.interval", 2, "--ckpt.resume", "auto", "--train.steps", last + 1,
         "--ckpt.force")   # as one process; the number of steps is another
+
+
+def test_a_second_run_in_the_same_folder_is_refused_on_all_its_ranks(model, data, tmp_path):
+    arguments = [*sft_arguments(model, data, tmp_path / "run", *STEPS, "--ckpt.resume", "auto"), "--train.steps", 100000]
+    with Ranks(2, *arguments) as ranks:
+        wait_for_steps(tmp_path / "run", 2)
+        with Ranks(2, *arguments) as second:
+            ends = second.ends([0, 1])
+        assert all(status != 0 for status, _ in ends.values())
+        assert f"another run writes there (process {ranks[0].pid} on " in ends[0][1], ends
+        assert all(ranks[rank].poll() is None for rank in (0, 1))
 
 
 def test_the_death_of_rank_zero_ends_the_others(model, data, tmp_path):

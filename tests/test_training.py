@@ -19,8 +19,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from conftest import program, random_model, run
 from parity import widened
-from runs import (add_tokenizer, curve, exported, make_model, metrics, same_bits, sft, sft_arguments, tiny_config,
-                  token_records, write_jsonl)
+from runs import (add_tokenizer, curve, exported, make_model, metrics, same_bits, sft, sft_arguments, start,
+                  tiny_config, token_records, wait_for_steps, write_jsonl)
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +282,25 @@ def test_a_folder_that_holds_something_is_refused(model, data, tmp_path):
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
     sft(model, data, out, "--train.steps", 1, "--run.overwrite")
     assert (out / "thesis.txt").read_text() == "mine" and (out / "export" / "config.json").exists()
+
+
+def test_a_folder_in_which_a_run_writes_is_refused_until_that_run_is_gone(model, data, tmp_path):
+    out = tmp_path / "run"
+    endless = [*BATCHES, "--train.steps", 100000, "--ckpt.interval", 2]
+    process = start(1, *sft_arguments(model, data, out, *endless))[0]
+    try:
+        wait_for_steps(out, 3)
+        for options in (["--ckpt.resume", "auto"], ["--run.overwrite"]):
+            refused = sft(model, data, out, *endless, *options, check=False)
+            assert refused.returncode == 2, refused.stderr
+            assert f"{out}: another run writes there (process {process.pid} on " in refused.stderr
+        assert process.poll() is None
+        wait_for_steps(out, len(metrics(out)) + 2)
+    finally:
+        process.kill()
+        process.communicate()
+    resumed = sft(model, data, out, *BATCHES, "--train.steps", len(metrics(out)) + 2, "--ckpt.resume", "auto", "--ckpt.force")
+    assert "resuming after step" in resumed.stderr
 
 
 def test_config_toml_alone_repeats_the_run(model, data, tmp_path):

@@ -65,9 +65,10 @@ ExitCode run_rl(const RlOptions& options, const Invocation& invocation) {
   log_info("{}", describe(options.objective));
   if (invocation.dry_run) return ExitCode::kDone;
 
-  const auto state =
+  const auto opened =
       open_run(options.run, options.ckpt, {.settings = maths_settings(options), .samples = fingerprint(prompts)},
                invocation.resolved_toml);
+  const auto& state = opened.state;
   const auto tokenizer = Tokenizer::load(options.model.path);
   RlTrainer trainer(options, {.model = loaded.model,
                               .reference = reference ? reference->model.decoder.get() : nullptr,

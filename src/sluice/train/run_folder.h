@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -34,9 +35,30 @@ struct RunIdentity {
 // both.
 void check_run_folder(const RunOptions& run, const CheckpointOptions& ckpt);
 
-// Makes or opens run.out and writes config.toml. The state to go on from, where ckpt.resume is auto and there is one.
-// Usage error if `identity` differs from the checkpoint's and ckpt.force is not given; it lists the differences.
-std::optional<TrainingState> open_run(const RunOptions& run, const CheckpointOptions& ckpt, const RunIdentity& identity,
-                                      const std::string& resolved_toml);
+// A run folder in which nobody else writes, until this object dies or its process ends, in whatever way. It is an flock
+// on the file `.lock` there, which stays. Where the file system has no locks, a warning says so.
+class RunLock {
+ public:
+  // Usage error, which names the holder, if the folder is locked already.
+  explicit RunLock(const std::filesystem::path& out);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+struct OpenRun {
+  std::unique_ptr<RunLock> lock;       // rank 0's, the one that makes and removes what lies in the folder
+  std::optional<TrainingState> state;  // to go on from, where ckpt.resume is auto and there is one; of every rank
+};
+
+// Makes or opens run.out and writes config.toml. All ranks of the mesh call it; rank 0 alone looks into the folder and
+// writes there, and tells the others which checkpoint it took. Usage error if another run writes there, if the folder
+// is refused as by check_run_folder(), and if `identity` differs from the checkpoint's and ckpt.force is not given; it
+// lists the differences.
+OpenRun open_run(const RunOptions& run, const CheckpointOptions& ckpt, const RunIdentity& identity,
+                 const std::string& resolved_toml, const Mesh& mesh = one_process());
 
 }  // namespace sluice
