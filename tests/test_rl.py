@@ -8,8 +8,9 @@ import subprocess
 import time
 
 import pytest
+from safetensors.torch import load_file
 from conftest import program, run
-from runs import curve, exported, metrics, same_bits, write_jsonl
+from runs import curve, exported, make_model, metrics, same_bits, write_jsonl
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +78,41 @@ def test_a_run_leaves_metrics_rollouts_and_an_export(model, prompts, tmp_path):
     assert (out / "export" / "model.safetensors").exists()
 
 
-def test_rewards_rise(model, prompts, tmp_path):
+@pytest.mark.parametrize("more", [
+    ["--optim.lr", 3e-2],
+    ["--objective.algorithm", "ppo", "--optim.lr", 3e-2],
+], ids=["grpo", "ppo"])
+def test_rewards_rise(model, prompts, tmp_path, more):
     """A random model learns within 30 steps to answer in long words: text of twice the length a token."""
-    out = tmp_path / "run"
+    begin, end = rewards_of_long_words(tmp_path, model, prompts, *more)
+    assert end > 2 * begin
+
+
+def test_rewards_rise_by_adapters_alone(prompts, tmp_path):
+    """The embedding, which is the head too, stays as it is: it has to be large enough for logits that differ."""
+    model = tmp_path / "model"
+    make_model(model, initializer_range=0.2)
+    begin, end = rewards_of_long_words(tmp_path, model, prompts, "--lora.rank", 8, "--lora.alpha", 32, "--optim.lr", 3e-2)
+    assert end > 1.5 * begin
+    base, adapter = load_file(model / "model.safetensors"), load_file(tmp_path / "run" / "export" / "adapter_model.safetensors")
+    assert not base.keys() & adapter.keys() and all("lora_" in name for name in adapter)
+
+
+def rewards_of_long_words(folder, model, prompts, *more):
+    """The mean reward of the first five steps and of the last."""
     text = "def reward(completion, **_):\n    return len(completion)\n"
-    rl(tmp_path, model, prompts, out, python_reward(tmp_path, text, workers=2), "--train.steps", 30,
-       "--rollout.samples", 8, "--optim.lr", 3e-2)
-    rewards = [line["rollout/reward_mean"] for line in metrics(out)]
-    assert sum(rewards[-5:]) > 2 * sum(rewards[:5])
+    rl(folder, model, prompts, folder / "run", python_reward(folder, text, workers=2), "--train.steps", 30,
+       "--rollout.samples", 8, *more)
+    rewards = [line["rollout/reward_mean"] for line in metrics(folder / "run")]
+    return sum(rewards[:5]), sum(rewards[-5:])
 
 
 @pytest.mark.parametrize("more", [
     [],
     ["--lora.rank", 4, "--objective.kl_coef", 0.1],
     ["--train.minibatches", 2, "--train.passes", 2, "--objective.algorithm", "gspo", "--objective.kl_coef", 0.1],
-], ids=["full", "lora with kl", "minibatches and a reference"])
+    ["--objective.algorithm", "ppo", "--train.minibatches", 2],
+], ids=["full", "lora with kl", "minibatches and a reference", "ppo"])
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(model, prompts, tmp_path, more):
     reward = python_reward(tmp_path)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -122,6 +143,26 @@ def test_one_update_a_step_needs_no_pass_before_it(model, prompts, tmp_path):
     for key in ("rollout/dlogp_mean", "rollout/dlogp_max", "train/loss", "train/entropy", "train/grad_norm"):
         assert one[key] == two[key], key
     assert two["perf/old_s"] > 0 and one["perf/old_s"] == 0
+
+
+def test_a_value_head_is_trained_and_saved_and_not_exported(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    done = rl(tmp_path, model, prompts, out, python_reward(tmp_path), "--objective.algorithm", "ppo", "--rollout.samples", 1,
+              "--rollout.prompts", 12, "--objective.kl_coef", 0.01)
+    assert "KL 0.01 in the rewards, a value head with gamma 1, lambda 1" in done.stderr and "nothing is learned" not in done.stderr
+    lines = metrics(out)
+    assert lines[0]["train/value_mean"] == 0 and lines[0]["train/explained_variance"] == 0   # drawn as 0
+    assert lines[3]["train/value_mean"] != 0
+    for line in lines:
+        assert line["perf/old_s"] > 0 and line["train/grad_norm"] > 0
+        assert line["train/value_loss"] > 0 and 0 <= line["train/value_clip_frac"] <= 1
+        assert all(sample["used"] and sample["advantage"] is None for sample in rollouts(out, line["step"]))
+    (masters,) = (out / "checkpoints" / "step_4").glob("*master*.safetensors")
+    assert any(name.startswith("value_head.weight") for name in load_file(masters))
+    names = exported(out).keys()
+    assert names == load_file(model / "model.safetensors").keys()
+    run("export", "--checkpoint", out / "checkpoints" / "step_4", "--out", tmp_path / "again")
+    assert same_bits(load_file(tmp_path / "again" / "model.safetensors"), exported(out))
 
 
 def test_adapters_are_trained_and_their_base_is_the_reference(model, prompts, tmp_path):

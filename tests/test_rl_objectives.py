@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The objectives of `sluice rl`, value and gradient, on recorded batches: against the papers' formulas written plainly in
-Python's floats, and against PyPI's trl on the same log-probabilities and masks, where it is installed
-(`pip install trl==1.16.0`: it wants an older fsspec than requirements.txt pins, so it is no part of them)."""
+Python's floats, and against PyPI's trl on the same log-probabilities and masks."""
 import collections
 import json
 import math
@@ -86,19 +85,24 @@ def objective(batch, logprobs, frozen):
     return total
 
 
+def slope(f, rows):
+    """Of f with respect to each number of the lists in `rows`, by central differences: their remainder is of order
+    1e-10; rounding, of 1e-16 / 1e-5, adds 1e-11."""
+    gradient = []
+    for row in rows:
+        for t, middle in enumerate(row):
+            row[t] = middle + 1e-5
+            above = f()
+            row[t] = middle - 1e-5
+            gradient.append((above - f()) / 2e-5)
+            row[t] = middle
+    return gradient
+
+
 def numeric_gradient(batch):
-    """Central differences: their remainder is of order 1e-10; rounding, of 1e-16 / 1e-5, adds 1e-11."""
     logprobs = [list(r["logprobs"]) for r in batch["responses"]]
     frozen = [list(r) for r in logprobs]
-    gradient = []
-    for response in logprobs:
-        for t, middle in enumerate(response):
-            response[t] = middle + 1e-5
-            above = objective(batch, logprobs, frozen)
-            response[t] = middle - 1e-5
-            gradient.append((above - objective(batch, logprobs, frozen)) / 2e-5)
-            response[t] = middle
-    return gradient
+    return slope(lambda: objective(batch, logprobs, frozen), logprobs)
 
 
 BATCHES = [
@@ -119,6 +123,64 @@ def test_every_objective_equals_its_formula_and_its_slope():
         now = [r["logprobs"] for r in batch["responses"]]
         assert found["loss"] == pytest.approx(objective(batch, now, now), rel=1e-12, abs=1e-13), what
         assert found["gradient"] == pytest.approx(numeric_gradient(batch), rel=1e-6, abs=1e-9), what
+
+
+# ---- PPO with a value head ----
+
+def recorded_with_values(seed, **settings):
+    batch = recorded("ppo", seed, **settings)
+    draw = random.Random(-seed)
+    for response in batch["responses"]:
+        response["old_values"] = [draw.gauss(0.5, 0.6) for _ in response["old"]]
+        response["values"] = [v + draw.gauss(0, 0.3) for v in response["old_values"]]   # past the bound of 0.2, both ways
+        response["reward"] = draw.choice([0.0, 1.0])
+    return batch
+
+
+def estimated(batch):
+    """Advantages and returns, a list for each response: the sum over k of (gamma lambda)^k times the k-th surprise."""
+    gamma, decay = batch.get("gamma", 1), batch.get("gamma", 1) * batch.get("gae_lambda", 1)
+    advantages, returns = [], []
+    for response in batch["responses"]:
+        values = [*response["old_values"], 0.0]
+        count = len(values) - 1
+        rewards = [0.0] * (count - 1) + [response["reward"]]
+        surprise = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(count)]
+        own = [sum(decay ** (k - t) * surprise[k] for k in range(t, count)) for t in range(count)]
+        advantages.append(own)
+        returns.append([a + v for a, v in zip(own, values)])
+    if batch.get("whiten", True):
+        flat = [a for own in advantages for a in own]
+        mean = sum(flat) / len(flat)
+        size = math.sqrt(sum((a - mean) ** 2 for a in flat) / (len(flat) - 1) + 1e-8)
+        advantages = [[(a - mean) / size for a in own] for own in advantages]
+    return advantages, returns
+
+
+def ppo_objective(batch, logprobs, values):
+    advantages, returns = estimated(batch)
+    tokens = sum(len(own) for own in returns)
+    total = 0.0
+    for i, response in enumerate(batch["responses"]):
+        for t, (now, value) in enumerate(zip(logprobs[i], values[i])):
+            before, aim = response["old_values"][t], returns[i][t]
+            near = before + min(max(value - before, -0.2), 0.2)
+            error = max((value - aim) ** 2, (near - aim) ** 2) / 2
+            total += (clipped(math.exp(now - response["old"][t]), advantages[i][t], 0.2, 0.2, None) + 0.1 * error) / tokens
+    return total
+
+
+def test_ppo_equals_its_formula_and_its_slopes():
+    batches = [recorded_with_values(60), recorded_with_values(61, gamma=0.95, gae_lambda=0.9),
+               recorded_with_values(62, gae_lambda=0.0, whiten=False)]
+    for batch, found in zip(batches, ours(batches), strict=True):
+        logprobs = [list(r["logprobs"]) for r in batch["responses"]]
+        values = [list(r["values"]) for r in batch["responses"]]
+        loss = lambda: ppo_objective(batch, logprobs, values)   # noqa: E731
+        assert found["advantages"] == pytest.approx([a for own in estimated(batch)[0] for a in own], rel=1e-12, abs=1e-13)
+        assert found["loss"] == pytest.approx(loss(), rel=1e-12, abs=1e-13)
+        assert found["gradient"] == pytest.approx(slope(loss, logprobs), rel=1e-6, abs=1e-9)
+        assert found["value_gradient"] == pytest.approx(slope(loss, values), rel=1e-6, abs=1e-9)
 
 
 def test_a_response_packed_elsewhere_has_the_same_part():
@@ -169,7 +231,6 @@ def trl_loss(batch, loss_type, level, low, high):
     ("dr_grpo", "dr_grpo", "token", {}), ("gspo", "grpo", "sequence", {}), ("cispo", "cispo", "token", {}),
 ], ids=["grpo", "grpo with kl", "dapo", "dr_grpo", "gspo", "cispo"])
 def test_loss_and_gradient_equal_those_of_trl(algorithm, loss_type, level, settings):
-    pytest.importorskip("trl", exc_type=ImportError)
     low, high = CLIP[algorithm]
     high = 5.0 if algorithm == "cispo" else high   # trl's is the bound itself there
     for seed in range(5):

@@ -20,7 +20,7 @@ td.text { white-space: pre-wrap; font: 13px monospace } col.number { width: 7em 
 
 
 def number(value):
-    return f"{value:.4g}"
+    return "" if value is None else f"{value:.4g}"
 
 
 def curve(key, steps, values):

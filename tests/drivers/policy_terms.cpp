@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // For tests/test_rl_objectives.py: reads batches, a JSON object a line, and prints loss and gradient of the objective
 // with respect to the log-probabilities, all in float64. A batch names an algorithm and settings as run files do, and
-// holds for each response the lists logprobs, old, rollout, reference (or null) and its advantage.
-#include <torch/csrc/autograd/autograd.h>
-
+// holds for each response the lists logprobs, old, rollout, reference (or null) and its advantage; with a value head
+// values, old_values and its reward instead, for which the advantages and the gradient of the values are printed too.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -24,14 +23,22 @@ Enum one_of(const Json& name, std::initializer_list<const char*> names) {
   throw std::runtime_error("unknown name: " + name.dump());
 }
 
+std::vector<double> numbers(const Tensor& x) {
+  const auto dense = x.contiguous();
+  return {dense.const_data_ptr<double>(), dense.const_data_ptr<double>() + dense.numel()};
+}
+
 ObjectiveOptions options_of(const Json& batch) {
   ObjectiveOptions o;
-  o.algorithm = one_of<Algorithm>(batch.at("algorithm"), {"grpo", "dapo", "dr_grpo", "gspo", "cispo"});
+  o.algorithm = one_of<Algorithm>(batch.at("algorithm"), {"grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"});
   if (batch.contains("aggregation")) {
     o.aggregation = one_of<Aggregation>(batch.at("aggregation"),
                                         {"token_mean", "sequence_mean", "sequence_sum", "sequence_sum_fixed"});
   }
   if (batch.contains("dual_clip")) o.dual_clip = batch.at("dual_clip").get<double>();
+  o.gamma = batch.value("gamma", 1.0);
+  o.gae_lambda = batch.value("gae_lambda", 1.0);
+  if (batch.contains("whiten")) o.whiten = batch.at("whiten").get<bool>();
   o.kl_coef = batch.value("kl_coef", 0.0);
   o.kl = one_of<KlEstimate>(batch.value("kl", "k3"), {"k1", "k2", "k3"});
   o.correction = one_of<Correction>(batch.value("correction", "none"),
@@ -52,28 +59,50 @@ Json solve(const Json& batch) {
     }
     return at::tensor(values, kDouble);
   };
-  std::vector<double> advantages, token_weights;
+  const bool gae = algorithm.advantage == Advantage::kGae;
+  std::vector<std::vector<double>> advantages;
+  std::vector<double> returns, token_weights;
   std::vector<std::int64_t> response;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    for (std::int64_t t = 0; t < lengths[i]; ++t) {
-      advantages.push_back(responses[i].at("advantage").get<double>());
-      token_weights.push_back(weights[i]);
-      response.push_back(static_cast<std::int64_t>(i));
+    const auto tokens = static_cast<std::size_t>(lengths[i]);
+    if (gae) {
+      std::vector<double> rewards(tokens, 0.0);
+      rewards.back() = responses[i].at("reward").get<double>();
+      const auto values = responses[i].at("old_values").get<std::vector<double>>();
+      const auto found = generalized_advantages(rewards, values, algorithm.gae);
+      advantages.push_back(found.advantages);
+      returns.insert(returns.end(), found.returns.begin(), found.returns.end());
+    } else {
+      advantages.emplace_back(tokens, responses[i].at("advantage").get<double>());
     }
+    token_weights.insert(token_weights.end(), tokens, weights[i]);
+    response.insert(response.end(), tokens, static_cast<std::int64_t>(i));
   }
+  if (algorithm.whiten) whiten(advantages);
+  std::vector<double> flat;
+  for (const auto& part : advantages) flat.insert(flat.end(), part.begin(), part.end());
   ObjectiveTokens tokens;
   tokens.logprobs = all("logprobs").requires_grad_();
   tokens.old = all("old");
   tokens.rollout = all("rollout");
   if (batch.value("kl_coef", 0.0) > 0) tokens.reference = all("reference");
-  tokens.advantages = at::tensor(advantages, kDouble);
+  if (gae) {
+    tokens.values = all("values").requires_grad_();
+    tokens.old_values = all("old_values");
+    tokens.returns = at::tensor(returns, kDouble);
+  }
+  tokens.advantages = at::tensor(flat, kDouble);
   tokens.weights = at::tensor(token_weights, kDouble);
   tokens.response = at::tensor(response, kLong);
   tokens.responses = std::ssize(lengths);
   const auto loss = policy_objective(tokens, algorithm.objective).loss;
-  const auto gradient = torch::autograd::grad({loss}, {tokens.logprobs})[0].contiguous();
-  const auto* values = gradient.const_data_ptr<double>();
-  return {{"loss", loss.item<double>()}, {"gradient", std::vector<double>(values, values + gradient.numel())}};
+  loss.backward();
+  Json printed{{"loss", loss.item<double>()}, {"gradient", numbers(tokens.logprobs.grad())}};
+  if (gae) {
+    printed["advantages"] = flat;
+    printed["value_gradient"] = numbers(tokens.values.grad());
+  }
+  return printed;
 }
 
 }  // namespace

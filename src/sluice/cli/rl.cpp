@@ -27,16 +27,19 @@ void check(const RlOptions& options) {
   if (options.eval.samples > 1 && options.eval.temperature == 0) {
     fail_usage("eval.samples = {} at eval.temperature = 0 would be the same answer each time", options.eval.samples);
   }
-  if (options.rollout.samples == 1)
+  if (options.rollout.samples == 1 && algorithm_settings(options.objective).advantage != Advantage::kGae)
     log_warning("rollout.samples = 1: a group of one has no advantage; nothing is learned");
 }
 
 std::string describe(const ObjectiveOptions& options) {
-  const auto settings = algorithm_settings(options).objective;
-  return fmt::format("objective: ratio kept to [{:.6g}, {:.6g}]{}, KL {}", 1 - settings.clip.low,
-                     1 + settings.clip.high,
-                     settings.clip.dual ? fmt::format(", dual clip {}", *settings.clip.dual) : "",
-                     options.kl_coef > 0 ? fmt::format("{}", options.kl_coef) : "off");
+  const auto algorithm = algorithm_settings(options);
+  const auto& clip = algorithm.objective.clip;
+  const bool gae = algorithm.advantage == Advantage::kGae;
+  return fmt::format(
+      "objective: ratio kept to [{:.6g}, {:.6g}]{}, KL {}{}", 1 - clip.low, 1 + clip.high,
+      clip.dual ? fmt::format(", dual clip {}", *clip.dual) : "",
+      options.kl_coef > 0 ? fmt::format("{}{}", options.kl_coef, gae ? " in the rewards" : "") : "off",
+      gae ? fmt::format(", a value head with gamma {}, lambda {}", options.gamma, options.gae_lambda) : "");
 }
 
 }  // namespace

@@ -65,6 +65,12 @@ Tensor correction_weights(const Tensor& old, const Tensor& rollout, const Tensor
   return weight.masked_fill((weight < range.low) | (weight > range.high), 0);
 }
 
+ValueLoss value_loss(const Tensor& values, const Tensor& old, const Tensor& returns, double range) {
+  const auto near = old + (values - old).clamp(-range, range);
+  const auto free = (values - returns).square(), bound = (near - returns).square();
+  return {.loss = at::maximum(free, bound) / 2, .clipped = bound > free};
+}
+
 PolicyTerms policy_objective(const ObjectiveTokens& t, const ObjectiveSettings& settings) {
   auto log_ratio = t.logprobs - t.old;
   if (settings.policy == PolicyObjective::kGspo) log_ratio = response_mean(log_ratio, t.response, t.responses);
@@ -72,10 +78,15 @@ PolicyTerms policy_objective(const ObjectiveTokens& t, const ObjectiveSettings& 
                     .policy = settings.policy == PolicyObjective::kCispo
                                   ? cispo_loss(t.logprobs, log_ratio, t.advantages, settings.clip)
                                   : clipped_loss(log_ratio, t.advantages, settings.clip),
+                    .value = {},
                     .correction = correction_weights(t.old, t.rollout, t.response, t.responses, settings.correction,
                                                      settings.correction_range),
                     .kl = at::zeros_like(t.old)};
   auto loss = found.policy.loss * found.correction;
+  if (t.values.defined()) {
+    found.value = value_loss(t.values, t.old_values, t.returns, settings.value_clip);
+    loss = loss + settings.value_coef * found.value.loss;
+  }
   if (t.reference.defined()) {
     found.kl = kl_estimate(t.logprobs, t.reference, settings.kl);
     loss = loss + settings.kl_coef * found.kl;

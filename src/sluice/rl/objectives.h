@@ -63,11 +63,22 @@ struct CorrectionRange {
 Tensor correction_weights(const Tensor& old, const Tensor& rollout, const Tensor& response, std::int64_t responses,
                           Correction kind, const CorrectionRange& range);
 
+struct ValueLoss {
+  Tensor loss;     // [T] with gradient
+  Tensor clipped;  // [T] bool: the bound decides
+};
+
+// max((V - R)^2, (clip(V) - R)^2) / 2, where clip keeps V to `range` around the value before the step (the PPO of
+// OpenAI's baselines; Engstrom et al. 2020).
+ValueLoss value_loss(const Tensor& values, const Tensor& old, const Tensor& returns, double range);
+
 // What one pack contributes. All [T] but `response`.
 struct ObjectiveTokens {
   Tensor logprobs;  // with gradient
   Tensor old, rollout;
   Tensor reference;  // undefined: no KL
+  Tensor values;     // with gradient; undefined: there is no value head
+  Tensor old_values, returns;
   Tensor advantages;
   Tensor weights;   // of each token in the step's loss: response_weights()
   Tensor response;  // int64, 0 to responses - 1
@@ -77,6 +88,7 @@ struct ObjectiveTokens {
 struct ObjectiveSettings {
   PolicyObjective policy = PolicyObjective::kClip;
   ClipRange clip = {};
+  double value_coef = 0.1, value_clip = 0.2;
   double kl_coef = 0;
   KlEstimate kl = KlEstimate::kK3;
   Correction correction = Correction::kNone;
@@ -84,8 +96,10 @@ struct ObjectiveSettings {
 };
 
 struct PolicyTerms {
-  Tensor loss;            // scalar, with gradient: sum of weights (correction * policy's loss + kl_coef * kl)
+  // Scalar, with gradient: sum of weights (correction * policy's loss + value_coef * value's loss + kl_coef * kl).
+  Tensor loss;
   PolicyLoss policy;      // of each token
+  ValueLoss value;        // of each token; undefined without a value head
   Tensor correction, kl;  // [T]; kl is 0 without a reference
 };
 

@@ -158,6 +158,24 @@ TEST(CorrectionWeights, FollowTheirTable) {
   expect_close(weights(Correction::kSequenceMask), {0, 0, 1, 1, 1}, 1e-15);
 }
 
+TEST(ValueLoss, IsTheLargerOfTwoSquaresAndItsSlope) {
+  const std::vector<double> values{1.0, 1.1, 1.5, 1.5, 0.2}, old{1, 1, 1, 1, 1}, returns{2, 0.5, 2, 1, 0};
+  const auto definition = [&](const std::vector<double>& v) {
+    double sum = 0;
+    for (std::size_t t = 0; t < v.size(); ++t) {
+      const double near = std::min(std::max(v[t], old[t] - 0.2), old[t] + 0.2);
+      sum += std::max((v[t] - returns[t]) * (v[t] - returns[t]), (near - returns[t]) * (near - returns[t])) / 2;
+    }
+    return sum;
+  };
+  const auto v = tensor(values).requires_grad_();
+  const auto found = value_loss(v, tensor(old), tensor(returns), 0.2);
+  EXPECT_NEAR(found.loss.sum().item<double>(), definition(values), 1e-15);
+  expect_close(torch::autograd::grad({found.loss.sum()}, {v})[0], slope(definition, values), 1e-8);
+  // Past the bound on the way to the return nothing pulls any more; past it on the wrong side the whole error does.
+  EXPECT_TRUE(found.clipped.equal(at::tensor({0, 0, 1, 0, 1}, kLong).to(at::kBool)));
+}
+
 TEST(ResponseWeights, CountTheWholeStep) {
   const std::vector<std::int64_t> lengths{3, 0, 1};  // the second is masked
   const auto weights = [&](Aggregation kind) { return response_weights(lengths, kind, 10); };

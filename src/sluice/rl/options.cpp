@@ -19,6 +19,8 @@ AlgorithmSettings defaults_of(Algorithm algorithm) {
       return {Advantage::kGroup,
               Aggregation::kTokenMean,
               {.policy = PolicyObjective::kCispo, .clip = {.low = 1, .high = 4}}};
+    case Algorithm::kPpo:
+      return {Advantage::kGae, Aggregation::kTokenMean, {}};
     default:
       return {Advantage::kGroup, Aggregation::kSequenceMean, {}};
   }
@@ -34,7 +36,12 @@ AlgorithmSettings algorithm_settings(const ObjectiveOptions& options) {
   objective.clip = {.low = options.clip_low.value_or(objective.clip.low),
                     .high = options.clip_high.value_or(objective.clip.high),
                     .dual = options.dual_clip};
-  objective.kl_coef = options.kl_coef;
+  const bool gae = settings.advantage == Advantage::kGae;
+  settings.gae = {.gamma = options.gamma, .lambda = options.gae_lambda};
+  settings.whiten = options.whiten.value_or(gae);
+  (gae ? settings.reward_kl_coef : objective.kl_coef) = options.kl_coef;
+  objective.value_coef = options.value_coef;
+  objective.value_clip = options.value_clip;
   objective.kl = options.kl;
   objective.correction = options.correction;
   objective.correction_range = {.low = options.correction_low, .high = options.correction_high};

@@ -90,11 +90,14 @@ struct RewardOptions {
   }
 };
 
-enum class Algorithm { kGrpo, kDapo, kDrGrpo, kGspo, kCispo };
+enum class Algorithm { kGrpo, kDapo, kDrGrpo, kGspo, kCispo, kPpo };
 
 struct ObjectiveOptions {
   Algorithm algorithm = Algorithm::kGrpo;
   std::optional<Advantage> advantage;
+  std::optional<bool> whiten;
+  double gamma = 1, gae_lambda = 1;
+  double value_coef = 0.1, value_clip = 0.2, value_lr_ratio = 10;
   std::optional<double> clip_low, clip_high, dual_clip;
   std::optional<Aggregation> aggregation;
   double kl_coef = 0;
@@ -103,10 +106,23 @@ struct ObjectiveOptions {
   double correction_low = 0.5, correction_high = 2;
   bool mask_truncated = false;
   void describe(OptionList& option) {
-    option("algorithm", algorithm, "sets advantage, clipping and aggregation where they are not given",
-           {.synonyms = {"loss_type", "adv_estimator"}, .choices = {"grpo", "dapo", "dr_grpo", "gspo", "cispo"}});
-    option("advantage", advantage, "(r - mean) / std of the group, r - mean, or r - mean of the others",
-           {.choices = {"group", "group_mean", "leave_one_out"}});
+    option(
+        "algorithm", algorithm, "sets advantage, clipping and aggregation where they are not given",
+        {.synonyms = {"loss_type", "adv_estimator"}, .choices = {"grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"}});
+    option("advantage", advantage,
+           "(r - mean) / std of the group, r - mean, r - mean of the others, or each token's by a value head",
+           {.choices = {"group", "group_mean", "leave_one_out", "gae"}});
+    option("whiten", whiten, "advantages of a step's tokens are brought to mean 0 and variance 1; none: with gae",
+           {.synonyms = {"whiten_advantages", "normalize_advantages"}});
+    option("gamma", gamma, "with gae: what a reward loses a token before it is earned", {.min = 0, .max = 1});
+    option("gae_lambda", gae_lambda, "with gae: 1 trusts the rewards that came, 0 the value of the next token",
+           {.synonyms = {"lam", "lambd", "lambda"}, .min = 0, .max = 1});
+    option("value_coef", value_coef, "with gae: weight of the value head's loss",
+           {.synonyms = {"vf_coef", "value_loss_coef"}, .min = 0});
+    option("value_clip", value_clip, "with gae: how far a value moves in a step before its loss stops to pull",
+           {.synonyms = {"cliprange_value", "value_clip_range"}, .min = 0});
+    option("value_lr_ratio", value_lr_ratio, "with gae: learning rate of the value head, times optim.lr",
+           {.synonyms = {"critic_lr"}, .min = 0});
     option("clip_low", clip_low, "the ratio of probabilities is kept above 1 - this",
            {.synonyms = {"epsilon", "eps_clip", "clip_ratio", "clip_ratio_low"}, .min = 0});
     option("clip_high", clip_high, "and below 1 + this",
@@ -209,6 +225,9 @@ struct AlgorithmSettings {
   Advantage advantage;
   Aggregation aggregation;
   ObjectiveSettings objective;
+  GaeSettings gae = {};
+  bool whiten = false;
+  double reward_kl_coef = 0;  // with kGae the KL divergence is subtracted from the rewards and no part of the loss
 };
 AlgorithmSettings algorithm_settings(const ObjectiveOptions& options);
 

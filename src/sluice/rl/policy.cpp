@@ -12,7 +12,7 @@ namespace sluice {
 namespace {
 
 struct Scores {
-  Tensor logprobs, entropy;  // [A] of the pack's trained tokens
+  Tensor logprobs, entropy, values;  // [A] of the pack's trained tokens; values undefined without a value head
 };
 
 Scores score(const Policy& policy, const Batch& batch, bool entropy, ExpertRoutes* routes) {
@@ -20,9 +20,11 @@ Scores score(const Policy& policy, const Batch& batch, bool entropy, ExpertRoute
                                           /*residual=*/nullptr, routes);
   auto head = policy.decoder.head();
   if (policy.vocabulary < head.size(0)) head = head.narrow(0, 0, policy.vocabulary);
-  const auto result =
-      linear_cross_entropy(all.index_select(0, batch.asked), head, batch.targets, 1 / policy.temperature, entropy);
-  return {.logprobs = -result.nll, .entropy = result.entropy};
+  const auto hidden = all.index_select(0, batch.asked);
+  const auto result = linear_cross_entropy(hidden, head, batch.targets, 1 / policy.temperature, entropy);
+  return {.logprobs = -result.nll,
+          .entropy = result.entropy,
+          .values = policy.value_head != nullptr ? policy.value_head->forward(hidden) : Tensor()};
 }
 
 // The experts that a pack's tokens went to while they were sampled. The last token of an answer did not go through the
@@ -59,7 +61,7 @@ PackTokens tokens_of(const std::vector<TrainedResponse*>& responses, const std::
   const auto spread = [](const TrainedResponse& r, double value) { return at::full({r.tokens()}, value, kFloat); };
   PackTokens t;
   const auto all = [&](const auto& of) { return gather(responses, pack, device, of); };
-  t.advantages = all([&](const TrainedResponse& r, std::int64_t) { return spread(r, r.advantage); });
+  t.advantages = all([](const TrainedResponse& r, std::int64_t) { return r.advantages; });
   t.counted = all([&](const TrainedResponse& r, std::int64_t) { return spread(r, r.counted ? 1 : 0); });
   t.weights = all([&](const TrainedResponse& r, std::int64_t i) {
     return spread(r, weights[static_cast<std::size_t>(pack.samples[static_cast<std::size_t>(i)])]);
@@ -72,6 +74,10 @@ PackTokens tokens_of(const std::vector<TrainedResponse*>& responses, const std::
   if (first.reference_logprobs.defined()) {
     t.reference = all([](const auto& r, std::int64_t) { return r.reference_logprobs; });
   }
+  if (first.old_values.defined()) {
+    t.old_values = all([](const auto& r, std::int64_t) { return r.old_values; });
+    t.returns = all([](const auto& r, std::int64_t) { return r.returns; });
+  }
   return t;
 }
 
@@ -81,19 +87,25 @@ PolicyStats stats_of(const PackTokens& t, const PolicyTerms& terms, const Tensor
   const auto largest = [&](const Tensor& x) { return (x.to(kDouble) * t.counted).max(); };
   const auto drift = t.old - t.rollout;
   const auto& correction = terms.correction;
-  const auto told = at::stack({t.counted.sum().to(kDouble), terms.loss.to(kDouble),
-                               (terms.policy.loss * correction * t.weights).sum().to(kDouble), sum(terms.kl),
-                               sum(entropy), sum(terms.policy.clipped_low), sum(terms.policy.clipped_high),
-                               sum(terms.policy.dual), sum(t.old - t.logprobs), largest((t.logprobs - t.old).exp()),
-                               sum(drift.abs()), largest(drift.abs()), sum(drift.exp() - drift - 1), sum(correction),
-                               sum(correction * correction), sum(correction == 0), largest(correction)})
-                        .cpu();
+  const auto none = at::zeros({}, t.counted.options().dtype(kDouble));
+  const bool values = terms.value.loss.defined();
+  const auto told =
+      at::stack({t.counted.sum().to(kDouble), terms.loss.to(kDouble),
+                 (terms.policy.loss * correction * t.weights).sum().to(kDouble), sum(terms.kl), sum(entropy),
+                 sum(terms.policy.clipped_low), sum(terms.policy.clipped_high), sum(terms.policy.dual),
+                 sum(t.old - t.logprobs), largest((t.logprobs - t.old).exp()), sum(drift.abs()), largest(drift.abs()),
+                 sum(drift.exp() - drift - 1), sum(correction), sum(correction * correction), sum(correction == 0),
+                 largest(correction), values ? (terms.value.loss * t.weights).sum().to(kDouble) : none,
+                 values ? sum(terms.value.clipped) : none})
+          .cpu();
   const auto* v = told.const_data_ptr<double>();
   return {.tokens = v[0],
           .loss = v[1],
           .policy_loss = v[2],
           .kl = v[3],
           .entropy = v[4],
+          .value_loss = v[17],
+          .value_clipped = v[18],
           .clipped_low = v[5],
           .clipped_high = v[6],
           .dual = v[7],
@@ -114,11 +126,12 @@ Tensor pack_loss(const Policy& policy, const ObjectiveSettings& objective,
                  const PackedBatch& pack, ExpertRoutes& routes, PolicyStats& stats) {
   const auto device = policy.decoder.device();
   auto tokens = tokens_of(responses, weights, pack, device);
-  const auto [logprobs, entropy] = score(policy, to_batch(pack, device), /*entropy=*/true, if_any(routes));
-  tokens.logprobs = logprobs;
-  if (!tokens.old.defined()) tokens.old = logprobs.detach();
+  const auto scores = score(policy, to_batch(pack, device), /*entropy=*/true, if_any(routes));
+  tokens.logprobs = scores.logprobs;
+  tokens.values = scores.values;
+  if (!tokens.old.defined()) tokens.old = scores.logprobs.detach();
   const auto terms = policy_objective(tokens, objective);
-  auto found = stats_of(tokens, terms, entropy);
+  auto found = stats_of(tokens, terms, scores.entropy);
   found.routed = static_cast<double>(routes.rows);
   found.rerouted = static_cast<double>(routes.differing);
   stats.add(found);
@@ -130,9 +143,10 @@ Tensor pack_loss(const Policy& policy, const ObjectiveSettings& objective,
 void PolicyStats::add(const PolicyStats& o) {
   for (const auto sum :
        {&PolicyStats::tokens, &PolicyStats::loss, &PolicyStats::policy_loss, &PolicyStats::kl, &PolicyStats::entropy,
-        &PolicyStats::clipped_low, &PolicyStats::clipped_high, &PolicyStats::dual, &PolicyStats::old_minus_new,
-        &PolicyStats::mismatch, &PolicyStats::mismatch_kl, &PolicyStats::correction, &PolicyStats::correction_square,
-        &PolicyStats::correction_zero, &PolicyStats::routed, &PolicyStats::rerouted}) {
+        &PolicyStats::value_loss, &PolicyStats::value_clipped, &PolicyStats::clipped_low, &PolicyStats::clipped_high,
+        &PolicyStats::dual, &PolicyStats::old_minus_new, &PolicyStats::mismatch, &PolicyStats::mismatch_kl,
+        &PolicyStats::correction, &PolicyStats::correction_square, &PolicyStats::correction_zero, &PolicyStats::routed,
+        &PolicyStats::rerouted}) {
     this->*sum += o.*sum;
   }
   for (const auto most : {&PolicyStats::ratio_max, &PolicyStats::mismatch_max, &PolicyStats::correction_max}) {
@@ -153,18 +167,20 @@ std::vector<PackedBatch> pack_responses(const std::vector<TrainedResponse*>& res
   return packs;
 }
 
-std::vector<Tensor> response_logprobs(const Policy& policy, const std::vector<TrainedResponse*>& responses,
-                                      const std::vector<PackedBatch>& packs, bool replay) {
+std::vector<ResponseScores> score_responses(const Policy& policy, const std::vector<TrainedResponse*>& responses,
+                                            const std::vector<PackedBatch>& packs, bool replay) {
   const at::NoGradGuard no_grad;
-  std::vector<Tensor> found(responses.size());
+  std::vector<ResponseScores> found(responses.size());
   for (const auto& pack : packs) {
     const auto batch = to_batch(pack, policy.decoder.device());
     auto routes = replay ? routes_of(responses, pack) : ExpertRoutes{};
-    const auto logprobs = score(policy, batch, /*entropy=*/false, if_any(routes)).logprobs.cpu();
+    const auto scores = score(policy, batch, /*entropy=*/false, if_any(routes));
+    const auto logprobs = scores.logprobs.cpu(), values = scores.values.defined() ? scores.values.cpu() : Tensor();
     std::int64_t begin = 0;
     for (const auto place : pack.samples) {
       const auto i = static_cast<std::size_t>(place);
-      found[i] = logprobs.narrow(0, begin, responses[i]->tokens());
+      const auto own = [&](const Tensor& x) { return x.narrow(0, begin, responses[i]->tokens()); };
+      found[i] = {.logprobs = own(logprobs), .values = values.defined() ? own(values) : Tensor()};
       begin += responses[i]->tokens();
     }
   }

@@ -10,6 +10,7 @@
 #include "sluice/layers/lora.h"
 #include "sluice/models/decoder.h"
 #include "sluice/rl/options.h"
+#include "sluice/rl/value_head.h"
 #include "sluice/train/adamw.h"
 #include "sluice/train/update.h"
 
@@ -17,13 +18,16 @@ namespace sluice {
 
 // One answer behind its prompt. Everything of its n tokens is [n] float32 on the CPU.
 struct TrainedResponse {
-  Sample sample;              // prompt and answer; the answer is what is trained
-  Tensor rollout_logprobs;    // as the sampler reported them
-  Tensor old_logprobs;        // before the step; undefined: those of the training pass itself
-  Tensor reference_logprobs;  // undefined: no KL
-  Tensor experts = {};        // as Completion::experts; undefined: routers choose anew
-  double advantage = 0;
-  bool counted = true;  // false: masked, but one of the step's responses
+  Sample sample;                   // prompt and answer; the answer is what is trained
+  Tensor rollout_logprobs;         // as the sampler reported them
+  Tensor old_logprobs = {};        // before the step; undefined: those of the training pass itself
+  Tensor reference_logprobs = {};  // undefined: no KL
+  Tensor experts = {};             // as Completion::experts; undefined: routers choose anew
+  double reward = 0;
+  double group_advantage = 0;            // within its group; 0 with a value head
+  Tensor old_values = {};                // before the step; undefined: there is no value head
+  Tensor advantages = {}, returns = {};  // rl/token_advantages.h; returns only with a value head
+  bool counted = true;                   // false: masked, but one of the step's responses
 
   std::int64_t tokens() const { return rollout_logprobs.size(0); }
 };
@@ -33,19 +37,25 @@ struct Policy {
   const Decoder& decoder;
   double temperature;
   std::int64_t vocabulary;
+  const ValueHead* value_head = nullptr;  // null: there is none
 };
 
 // Packs of whole responses, each at most seq_len tokens; they hold their places in `responses`.
 std::vector<PackedBatch> pack_responses(const std::vector<TrainedResponse*>& responses, std::int64_t seq_len);
 
-// The log-probabilities of every answer's tokens, without gradient, in the order of `responses`. `replay`: through the
-// experts that they were sampled with, where those are known.
-std::vector<Tensor> response_logprobs(const Policy& policy, const std::vector<TrainedResponse*>& responses,
-                                      const std::vector<PackedBatch>& packs, bool replay);
+struct ResponseScores {
+  Tensor logprobs, values;  // [n] float32 on the CPU; values undefined without a value head
+};
+
+// Of every answer's tokens, without gradient, in the order of `responses`. `replay`: through the experts that they were
+// sampled with, where those are known.
+std::vector<ResponseScores> score_responses(const Policy& policy, const std::vector<TrainedResponse*>& responses,
+                                            const std::vector<PackedBatch>& packs, bool replay);
 
 // Sums over counted tokens, and extremes.
 struct PolicyStats {
   double tokens = 0, loss = 0, policy_loss = 0, kl = 0, entropy = 0;
+  double value_loss = 0, value_clipped = 0;
   double clipped_low = 0, clipped_high = 0, dual = 0;
   double old_minus_new = 0, ratio_max = 0;                            // of log-probabilities; of their ratio
   double mismatch = 0, mismatch_max = 0, mismatch_kl = 0;             // between rollout and old

@@ -11,6 +11,7 @@
 
 #include "sluice/models/testing.h"
 #include "sluice/rl/rollout.h"
+#include "sluice/rl/token_advantages.h"
 #include "sluice/train/setup.h"
 
 namespace sluice {
@@ -56,10 +57,8 @@ std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& p
     for (const auto& response : group.responses) {
       TrainedResponse r{.sample = {.tokens = prompts[group.prompt].tokens, .loss_mask = {}, .place = ""},
                         .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
-                        .old_logprobs = {},
-                        .reference_logprobs = {},
-                        .experts = response.completion.experts,
-                        .advantage = responses.size() % 2 == 0 ? 1.0 : -1.0};
+                        .experts = response.completion.experts};
+      r.advantages = at::full({r.tokens()}, responses.size() % 2 == 0 ? 1 : -1, kFloat);
       r.sample.loss_mask.resize(r.sample.tokens.size(), 0);
       const auto& tokens = response.completion.tokens;
       r.sample.tokens.insert(r.sample.tokens.end(), tokens.begin(), tokens.end());
@@ -79,10 +78,10 @@ std::vector<TrainedResponse*> pointers(std::vector<TrainedResponse>& responses) 
 // Mean |log-probability of the trainer - of the sampler|.
 double drift(const Policy& policy, std::vector<TrainedResponse>& responses) {
   const auto list = pointers(responses);
-  const auto found = response_logprobs(policy, list, pack_responses(list, 2000), /*replay=*/true);
+  const auto found = score_responses(policy, list, pack_responses(list, 2000), /*replay=*/true);
   double sum = 0, count = 0;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    sum += (found[i] - list[i]->rollout_logprobs).abs().sum().item<double>();
+    sum += (found[i].logprobs - list[i]->rollout_logprobs).abs().sum().item<double>();
     count += static_cast<double>(list[i]->tokens());
   }
   return sum / count;
@@ -228,9 +227,8 @@ TEST(RouterReplay, OfAModelsOwnChoicesIsThePlainPass) {
   auto responses = sample(engine, prompts, 1, 30, 0, /*keep_experts=*/true);
   const auto list = pointers(responses);
   const auto packs = pack_responses(list, 2000);
-  const auto replayed = response_logprobs(policy, list, packs, true),
-             live = response_logprobs(policy, list, packs, false);
-  for (std::size_t i = 0; i < list.size(); ++i) EXPECT_TRUE(replayed[i].equal(live[i])) << i;
+  const auto replayed = score_responses(policy, list, packs, true), live = score_responses(policy, list, packs, false);
+  for (std::size_t i = 0; i < list.size(); ++i) EXPECT_TRUE(replayed[i].logprobs.equal(live[i].logprobs)) << i;
 }
 
 // The gates' weights come from the live probabilities: other experts give other numbers and still a gradient.
@@ -273,6 +271,102 @@ TEST(UpdatePolicy, DoesNotDependOnHowResponsesArePacked) {
   }
 }
 
+// A value head on the decoder, with weights that give values of different size.
+std::unique_ptr<ValueHead> drawn_value_head(const Decoder& decoder) {
+  auto head = std::make_unique<ValueHead>(decoder.head().size(1));
+  initialize(head->parameters(), kFloat, 1);
+  at::manual_seed(4);
+  for (auto* parameter : head->parameters()) parameter->value = at::randn(parameter->shape) * 0.1;
+  return head;
+}
+
+// What PPO needs to know before the step, and the advantages that follow.
+AdvantageStats prepare_ppo(const Policy& policy, const AlgorithmSettings& settings,
+                           std::vector<TrainedResponse>& responses) {
+  const auto list = pointers(responses);
+  const auto scores = score_responses(policy, list, pack_responses(list, 2000), /*replay=*/false);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    list[i]->old_logprobs = scores[i].logprobs;
+    list[i]->old_values = scores[i].values;
+    list[i]->reward = static_cast<double>(i % 3);
+  }
+  return set_token_advantages(list, settings);
+}
+
+ObjectiveOptions ppo() {
+  ObjectiveOptions options;
+  options.algorithm = Algorithm::kPpo;
+  return options;
+}
+
+TEST(Ppo, TakesTheRewardWithTheLastTokenAndPaysForDivergence) {
+  auto options = ppo();
+  options.whiten = false;
+  options.gamma = 0.9;
+  options.kl_coef = 0.5;
+  TrainedResponse r{.sample = {}, .rollout_logprobs = at::zeros({3})};
+  r.reward = 2;
+  r.old_logprobs = at::tensor({-1.0, -2.0, -3.0}, kFloat);
+  r.reference_logprobs = at::tensor({-1.5, -2.0, -2.0}, kFloat);
+  r.old_values = at::tensor({0.25, 0.5, -0.5}, kFloat);
+  std::vector<TrainedResponse*> one{&r};
+  set_token_advantages(one, algorithm_settings(options));
+  // Rewards of the tokens: -0.5 x 0.5, 0, 2 + 0.5 x 1.
+  const double returns[] = {-0.25 + 0.9 * 0.9 * 2.5, 0.9 * 2.5, 2.5};
+  for (int t = 0; t < 3; ++t) {
+    EXPECT_NEAR(r.returns[t].item<double>(), returns[t], 1e-6) << t;
+    EXPECT_NEAR(r.advantages[t].item<double>(), returns[t] - r.old_values[t].item<double>(), 1e-6) << t;
+  }
+}
+
+TEST(Ppo, WhitensTheCountedTokensOfAStepTogether) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6, 10});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const auto head = drawn_value_head(*model.decoder);
+  const Policy policy{
+      .decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable(), .value_head = head.get()};
+  auto responses = sample(engine, prompts, 1, 20);
+  responses[1].counted = false;
+  prepare_ppo(policy, algorithm_settings(ppo()), responses);
+  std::vector<Tensor> counted;
+  for (const auto& response : responses) {
+    if (response.counted) counted.push_back(response.advantages);
+  }
+  const auto all = at::cat(counted).to(kDouble);
+  EXPECT_NEAR(all.mean().item<double>(), 0, 1e-7);
+  EXPECT_NEAR(all.std().item<double>(), 1, 1e-6);
+}
+
+// The head learns what answers are worth, beside a policy that is not moved.
+TEST(Ppo, ValuesComeToExplainReturns) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6, 10});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const auto head = drawn_value_head(*model.decoder);
+  const Policy policy{
+      .decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable(), .value_head = head.get()};
+  auto responses = sample(engine, prompts, 1, 20);
+  auto options = ppo();
+  options.value_clip = 10;
+  const auto settings = algorithm_settings(options);
+  const auto parameters = prepare(head->parameters(), {});
+  GradientSum gradients(parameters);
+  AdamW optimizer(parameters, {});
+  const auto before = prepare_ppo(policy, settings, responses);
+  double first = 0, last = 0;
+  for (std::int64_t step = 1; step <= 40; ++step) {
+    prepare_ppo(policy, settings, responses);
+    last = update_policy(policy, settings, pointers(responses), 2000, 20, gradients, optimizer,
+                         {.step = step, .lr = 0.03, .clip_norm = 0})
+               .stats.value_loss;
+    if (step == 1) first = last;
+  }
+  EXPECT_LT(last, first / 4);
+  EXPECT_GT(prepare_ppo(policy, settings, responses).explained_variance, before.explained_variance);
+  EXPECT_GT(prepare_ppo(policy, settings, responses).explained_variance, 0.5);
+}
+
 // One small step from where the samples came from: the advantage-weighted log-probability of their tokens rises.
 TEST(UpdatePolicy, MakesGoodAnswersLikelier) {
   for (const auto algorithm :
@@ -288,10 +382,10 @@ TEST(UpdatePolicy, MakesGoodAnswersLikelier) {
     update_policy(policy, algorithm_settings(objective), pointers(responses), 200, 20, training.gradients,
                   training.optimizer, {.step = 1, .lr = 1e-4, .clip_norm = 1});
     const auto list = pointers(responses);
-    const auto after = response_logprobs(policy, list, pack_responses(list, 200), /*replay=*/true);
+    const auto after = score_responses(policy, list, pack_responses(list, 200), /*replay=*/true);
     double gain = 0;
     for (std::size_t i = 0; i < list.size(); ++i) {
-      const auto rise = (after[i] - list[i]->rollout_logprobs) * list[i]->advantage;
+      const auto rise = (after[i].logprobs - list[i]->rollout_logprobs) * list[i]->advantages;
       gain += rise.sum().item<double>();
       EXPECT_GT(rise.mean().item<double>(), 0) << i;
     }
@@ -319,7 +413,7 @@ TEST(UpdatePolicy, WithoutAdvantagesHasLossAndGradientZero) {
   Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
   const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
   auto responses = sample(engine, prompts, 1, 20);
-  for (auto& response : responses) response.advantage = 0;
+  for (auto& response : responses) response.advantages.zero_();
   Training training(model);
   const auto update = training.update(policy, responses);
   EXPECT_EQ(update.stats.loss, 0);

@@ -14,8 +14,8 @@ namespace sluice {
 
 struct Response {
   Completion completion;
-  std::optional<Verdict> verdict;  // none: it could not be judged
-  double advantage = 0;
+  std::optional<Verdict> verdict;        // none: it could not be judged
+  std::optional<double> advantage = {};  // within its group, where it was compared
 };
 
 // The answers to one prompt.

@@ -8,6 +8,7 @@
 #include "sluice/core/log.h"
 #include "sluice/core/signals.h"
 #include "sluice/kernels/common/device.h"
+#include "sluice/rl/token_advantages.h"
 #include "sluice/train/run_folder.h"
 
 namespace sluice {
@@ -49,6 +50,33 @@ EngineSizes engine_sizes(const RlOptions& options, const RlInputs& inputs) {
           .tokens_per_step = std::max<std::int64_t>(512, slots)};
 }
 
+std::unique_ptr<ValueHead> make_value_head(const RlOptions& options, const Decoder& decoder) {
+  if (algorithm_settings(options.objective).advantage != Advantage::kGae) return nullptr;
+  auto head = std::make_unique<ValueHead>(decoder.head().size(1));
+  initialize(head->parameters(), kFloat, static_cast<std::uint64_t>(options.seed));
+  for (auto* parameter : head->parameters()) parameter->value = parameter->value.to(decoder.device());
+  return head;
+}
+
+// The model's, or its adapters', and the value head's.
+std::vector<Parameter*> all_trained(const Model& model, const ValueHead* value_head) {
+  auto parameters = trained_parameters(model, MtpTraining::kOff);
+  if (value_head != nullptr) {
+    for (auto* parameter : value_head->parameters()) parameters.push_back(parameter);
+  }
+  return parameters;
+}
+
+AdamWSettings optimizer_settings(const RlOptions& options, const ValueHead* value_head) {
+  auto settings = adamw_settings(options.optim);
+  if (value_head != nullptr) {
+    for (const auto* parameter : value_head->parameters()) {
+      settings.lr_ratios[parameter->name] = options.objective.value_lr_ratio;
+    }
+  }
+  return settings;
+}
+
 bool is_truncated(const Response& response) { return response.completion.finish_reason == FinishReason::kLength; }
 
 Json line_of(const Prompt& prompt, const Response& response, bool used) {
@@ -58,10 +86,11 @@ Json line_of(const Prompt& prompt, const Response& response, bool used) {
             {"answer", prompt.answer},
             {"reward", nullptr},
             {"rewards", Json::array()},
-            {"advantage", response.advantage},
+            {"advantage", nullptr},
             {"tokens", response.completion.tokens.size()},
             {"finish_reason", is_truncated(response) ? "length" : "stop"},
             {"used", used}};
+  if (response.advantage) line["advantage"] = *response.advantage;
   if (response.verdict) {
     line["reward"] = response.verdict->reward;
     line["rewards"] = response.verdict->parts;
@@ -94,6 +123,7 @@ struct RlTrainer::Step {
   std::int64_t judged = 0, failed = 0;                   // answers
   std::int64_t sampled_tokens = 0, trained_tokens = 0;
   double generate_s = 0, reward_s = 0, old_s = 0, reference_s = 0, update_s = 0, eval_s = 0;
+  AdvantageStats advantages = {};
   PolicyStats stats = {};
   Summary grad_norm = {};
   Clock::time_point begin = Clock::now();
@@ -109,15 +139,17 @@ RlTrainer::RlTrainer(const RlOptions& options, const RlInputs& inputs)
       eval_prompts_(inputs.eval_prompts),
       rewards_(inputs.rewards),
       algorithm_(algorithm_settings(options.objective)),
+      value_head_(make_value_head(options, *inputs.model.decoder)),
       stream_(inputs.prompts.size(), static_cast<std::uint64_t>(options.seed)),
-      parameters_(prepare(trained_parameters(inputs.model, MtpTraining::kOff), options.optim)),
+      parameters_(prepare(all_trained(inputs.model, value_head_.get()), options.optim)),
       gradients_(parameters_),
-      optimizer_(parameters_, adamw_settings(options.optim)),
+      optimizer_(parameters_, optimizer_settings(options, value_head_.get())),
       schedule_(make_schedule(options.optim, options.train.steps)),
       engine_(*inputs.model.decoder, inputs.tokenizer, inputs.stop_ids, engine_sizes(options, inputs)),
       policy_{.decoder = *inputs.model.decoder,
               .temperature = options.rollout.temperature,
-              .vocabulary = engine_.drawable()},
+              .vocabulary = engine_.drawable(),
+              .value_head = value_head_.get()},
       first_step_(inputs.state ? inputs.state->step + 1 : 1),
       metrics_(options.run.out / "metrics.jsonl", inputs.state ? inputs.state->step : -1),
       checkpoints_(options.run.out, {.keep_last = options.ckpt.keep_last, .keep_every = options.ckpt.keep_every}) {
@@ -187,10 +219,11 @@ void RlTrainer::sample(Step& step) {
       for (const auto& response : unjudged) write(group, response, /*used=*/false);
       step.failed += std::ssize(unjudged);
       step.judged += std::ssize(group.responses);
-      const bool too_few = std::ssize(group.responses) < std::min<std::int64_t>(rollout.samples, 2);
+      // A value head judges an answer alone; otherwise a group needs two, unless there never are.
+      const bool too_few = std::ssize(group.responses) < (value_head_ ? 1 : std::min<std::int64_t>(rollout.samples, 2));
       bool uniform = false;
       if (!too_few) {
-        set_advantages(group, algorithm_.advantage);
+        if (!value_head_) set_advantages(group, algorithm_.advantage);
         uniform = has_no_signal(group);
         ++step.compared_groups;
         step.uniform_groups += uniform ? 1 : 0;
@@ -230,10 +263,9 @@ std::vector<TrainedResponse> RlTrainer::responses_of(const std::vector<AnswerGro
       sample.loss_mask.resize(sample.tokens.size(), 1);
       responses.push_back({.sample = std::move(sample),
                            .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
-                           .old_logprobs = {},
-                           .reference_logprobs = {},
                            .experts = response.completion.experts,
-                           .advantage = response.advantage,
+                           .reward = response.verdict->reward,
+                           .group_advantage = response.advantage.value_or(0),
                            .counted = !(options_.objective.mask_truncated && is_truncated(response))});
     }
   }
@@ -241,15 +273,19 @@ std::vector<TrainedResponse> RlTrainer::responses_of(const std::vector<AnswerGro
 }
 
 // What the objective compares with: the model before the step, where one update does not find that by itself, and the
-// reference.
+// reference; and the advantages that follow.
 void RlTrainer::score(Step& step, std::vector<std::vector<TrainedResponse*>>& minibatches) {
-  const bool needs_old = options_.train.minibatches * options_.train.passes > 1;
+  const bool needs_old = value_head_ || options_.train.minibatches * options_.train.passes > 1;
+  std::vector<TrainedResponse*> all;
   for (auto& minibatch : minibatches) {
     const auto packs = pack_responses(minibatch, options_.train.seq_len);
     if (needs_old) {
       const Timed timed(step.old_s);
-      const auto logprobs = response_logprobs(policy_, minibatch, packs, /*replay=*/true);
-      for (std::size_t i = 0; i < minibatch.size(); ++i) minibatch[i]->old_logprobs = logprobs[i];
+      const auto scores = score_responses(policy_, minibatch, packs, /*replay=*/true);
+      for (std::size_t i = 0; i < minibatch.size(); ++i) {
+        minibatch[i]->old_logprobs = scores[i].logprobs;
+        minibatch[i]->old_values = scores[i].values;
+      }
     }
     if (options_.objective.kl_coef > 0) {
       const Timed timed(step.reference_s);
@@ -257,10 +293,12 @@ void RlTrainer::score(Step& step, std::vector<std::vector<TrainedResponse*>>& mi
       const Policy reference{.decoder = reference_ != nullptr ? *reference_ : policy_.decoder,
                              .temperature = policy_.temperature,
                              .vocabulary = policy_.vocabulary};
-      const auto logprobs = response_logprobs(reference, minibatch, packs, /*replay=*/false);
-      for (std::size_t i = 0; i < minibatch.size(); ++i) minibatch[i]->reference_logprobs = logprobs[i];
+      const auto scores = score_responses(reference, minibatch, packs, /*replay=*/false);
+      for (std::size_t i = 0; i < minibatch.size(); ++i) minibatch[i]->reference_logprobs = scores[i].logprobs;
     }
+    all.insert(all.end(), minibatch.begin(), minibatch.end());
   }
+  step.advantages = set_token_advantages(all, algorithm_);
 }
 
 void RlTrainer::train(Step& step) {
@@ -301,7 +339,7 @@ void RlTrainer::train(Step& step) {
 
 void RlTrainer::finish(Step& step) {
   write_file(options_.run.out / "rollouts" / fmt::format("step_{}.jsonl", step.number), step.lines);
-  Summary reward, length, truncated, advantage;
+  Summary reward, length, truncated;
   std::vector<Summary> parts(options_.reward.size());
   for (const auto& group : step.groups) {
     for (const auto& response : group.responses) {
@@ -309,7 +347,6 @@ void RlTrainer::finish(Step& step) {
       for (std::size_t i = 0; i < parts.size(); ++i) parts[i].add(response.verdict->parts[i]);
       length.add(static_cast<double>(response.completion.tokens.size()));
       truncated.add(is_truncated(response) ? 1 : 0);
-      advantage.add(std::abs(response.advantage));
     }
   }
   const auto& s = step.stats;
@@ -337,13 +374,20 @@ void RlTrainer::finish(Step& step) {
       {"train/clip_high_frac", per_token(s.clipped_high)},
       {"train/ppo_kl", per_token(s.old_minus_new)},
       {"train/ratio_max", s.ratio_max},
-      {"train/advantage_max", advantage.most},
+      {"train/advantage_max", step.advantages.advantage_max},
       {"train/grad_norm", step.grad_norm.mean()},
       {"train/lr", step.lr},
       {"train/updates", updates_}});
   if (s.routed > 0) values["rollout/router_differ_frac"] = s.rerouted / s.routed;
   if (options_.objective.kl_coef > 0) values["train/kl"] = per_token(s.kl);
   if (algorithm_.objective.clip.dual) values["train/dual_clip_frac"] = per_token(s.dual);
+  if (value_head_) {
+    values.update(Json{{"train/value_loss", per_update(s.value_loss)},
+                       {"train/value_clip_frac", per_token(s.value_clipped)},
+                       {"train/value_mean", step.advantages.value_mean},
+                       {"train/return_mean", step.advantages.return_mean},
+                       {"train/explained_variance", step.advantages.explained_variance}});
+  }
   if (options_.objective.correction != Correction::kNone) {
     values["train/correction_mean"] = per_token(s.correction);
     values["train/correction_max"] = s.correction_max;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,6 +62,7 @@ class RlTrainer {
   const std::vector<Prompt>& eval_prompts_;
   Rewards& rewards_;
   AlgorithmSettings algorithm_;
+  std::unique_ptr<ValueHead> value_head_;  // null: advantages come from groups
   PromptStream stream_;
   std::vector<Parameter*> parameters_;
   GradientSum gradients_;

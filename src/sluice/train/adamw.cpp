@@ -103,7 +103,9 @@ AdamW::AdamW(const std::vector<Parameter*>& parameters, const AdamWSettings& set
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto own = shards_.own_rows(i, parameters[i]->value.detach());
     const auto master = own.to(kFloat);  // shares memory where the parameter is float32
-    slots_.push_back({parameters[i], master, at::zeros_like(master), at::zeros_like(master)});
+    const auto ratio = settings.lr_ratios.find(parameters[i]->name);
+    slots_.push_back({parameters[i], master, at::zeros_like(master), at::zeros_like(master),
+                      ratio == settings.lr_ratios.end() ? 1 : ratio->second});
   }
 }
 
@@ -120,7 +122,7 @@ void AdamW::step_on_cpu(const GradientSum& gradients, double lr, double gradient
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     auto& slot = slots_[i];
     const auto gradient = gradients.of(i).defined() ? gradients.of(i) : at::zeros_like(slot.master);
-    const Update update{.lr = static_cast<float>(lr),
+    const Update update{.lr = static_cast<float>(lr * slot.lr_ratio),
                         .decay = static_cast<float>(slot.parameter->decay ? settings_.weight_decay : 0),
                         .beta1 = static_cast<float>(settings_.beta1),
                         .beta2 = static_cast<float>(settings_.beta2),
@@ -137,25 +139,31 @@ void AdamW::step_on_cpu(const GradientSum& gradients, double lr, double gradient
   }
 }
 
-// The same formula in libtorch's kernel over many tensors at once: one call for the parameters that decay, one for the
-// rest. It divides gradients by its `grad_scale`, and leaves all as it is where `found_inf` is 1.
+// The same formula in libtorch's kernel over many tensors at once: a call for the parameters that decay and one for the
+// rest, of each learning rate. It divides gradients by its `grad_scale`, and leaves all as it is where `found_inf`
+// is 1.
 void AdamW::step_on_gpu(const GradientSum& gradients, double lr, const Tensor& gradient_scale) {
   const auto divisor = gradient_scale.reciprocal().to(kFloat), skip = gradient_scale.isnan().to(kFloat);
   const auto step = at::full({}, static_cast<double>(steps_), divisor.options());
-  for (const bool decays : {true, false}) {
+  std::map<std::pair<double, double>, std::vector<std::size_t>> groups;  // by learning rate and decay
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const auto& slot = slots_[i];
+    if (slot.master.numel() == 0) continue;
+    groups[{lr * slot.lr_ratio, slot.parameter->decay ? settings_.weight_decay : 0}].push_back(i);
+  }
+  for (const auto& group : groups) {
+    const auto& [own_lr, decay] = group.first;
     std::vector<Tensor> masters, sums, exp_avgs, exp_avg_sqs;
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
+    for (const auto i : group.second) {
       const auto& slot = slots_[i];
-      if (slot.parameter->decay != decays || slot.master.numel() == 0) continue;
       masters.push_back(slot.master);
       sums.push_back(gradients.of(i).defined() ? rows_view(gradients.of(i)) : at::zeros_like(slot.master));
       exp_avgs.push_back(slot.exp_avg);
       exp_avg_sqs.push_back(slot.exp_avg_sq);
     }
-    if (masters.empty()) continue;
-    at::_fused_adamw_(masters, sums, exp_avgs, exp_avg_sqs, {}, std::vector<Tensor>(masters.size(), step), lr,
-                      settings_.beta1, settings_.beta2, decays ? settings_.weight_decay : 0, settings_.eps,
-                      /*amsgrad=*/false, /*maximize=*/false, divisor, skip);
+    at::_fused_adamw_(masters, sums, exp_avgs, exp_avg_sqs, {}, std::vector<Tensor>(masters.size(), step), own_lr,
+                      settings_.beta1, settings_.beta2, decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                      divisor, skip);
   }
 }
 

@@ -15,6 +15,7 @@ namespace sluice {
 
 struct AdamWSettings {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+  std::map<std::string, double> lr_ratios = {};  // by parameter: its learning rate, times the run's; others 1
 };
 
 // Gradients of one optimizer step, summed in float32 over its micro-batches.
@@ -69,6 +70,7 @@ class AdamW {
     Parameter* parameter;
     // [rows that are owned, columns] float32; the master of a float32 parameter is the parameter itself.
     Tensor master, exp_avg, exp_avg_sq;
+    double lr_ratio;
   };
   void step_on_cpu(const GradientSum& gradients, double lr, double gradient_scale);
   void step_on_gpu(const GradientSum& gradients, double lr, const Tensor& gradient_scale);

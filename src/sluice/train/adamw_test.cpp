@@ -49,6 +49,19 @@ TEST(AdamW, DecaysOnlyWhatDeclaresIt) {
   EXPECT_EQ(norm.value[0].item<double>(), 1);
 }
 
+TEST(AdamW, AParameterMayHaveAnotherLearningRate) {
+  auto plain = parameter("plain", {4, 4}, kFloat, true), faster = parameter("faster", {4, 4}, kFloat, true);
+  GradientSum gradients({&plain, &faster});
+  AdamW optimizer({&plain, &faster}, {.weight_decay = 0.1, .lr_ratios = {{"faster", 3}}});
+  give_gradient(plain, 1);
+  give_gradient(faster, 1);
+  gradients.take();
+  optimizer.step(gradients, 0.01, scale(1));
+  // The first update is of size lr, and decay takes lr * 0.1 of a value of 1.
+  EXPECT_NEAR(plain.value[0][0].item<double>(), 1 - 0.01 - 0.001, 1e-6);
+  EXPECT_NEAR(faster.value[0][0].item<double>(), 1 - 0.03 - 0.003, 1e-6);
+}
+
 TEST(AdamW, AScaleThatIsNoNumberChangesNothing) {
   auto p = parameter("w", {3}, kFloat, true);
   GradientSum gradients({&p});
