@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice rl`: whole runs on a tiny model. That a run learns, resumes bit for bit, survives a reward that misbehaves, a
 full disk and SIGTERM, and refuses what cannot work."""
+import collections
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 
 import pytest
 from safetensors.torch import load_file
-from conftest import program, run
+from conftest import ROOT, program, run
 from runs import curve, exported, make_model, metrics, same_bits, write_jsonl
 
 
@@ -188,6 +189,33 @@ def metrics_without_kl(tmp_path, model, prompts):
     return metrics(tmp_path / "plain")[0]
 
 
+# ---- router replay ----
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts") / "model"
+    run("init", "--preset", "qwen3_5_moe-tiny", "--tokenizer", ROOT / "examples" / "tiny" / "tokenizer", "--out", folder)
+    return folder
+
+
+def test_in_bfloat16_routers_differ_and_replay_brings_training_nearer(experts, prompts, tmp_path):
+    """The first step of both runs has the same answers: nothing was trained yet."""
+    for name, more in (("live", []), ("replayed", ["--rollout.router_replay"])):
+        rl(tmp_path, experts, prompts, tmp_path / name, python_reward(tmp_path), "--precision.dtype", "bfloat16",
+           "--rollout.max_tokens", 24, "--optim.lr", 1e-4, "--train.steps", 2, *more)
+    assert rollouts(tmp_path / "live", 1) == rollouts(tmp_path / "replayed", 1)
+    live, replayed = metrics(tmp_path / "live"), metrics(tmp_path / "replayed")
+    assert all(line["rollout/router_differ_frac"] > 0 for line in replayed)   # what live routers would have chosen
+    assert all("rollout/router_differ_frac" not in line for line in live)
+    assert replayed[0]["rollout/dlogp_mean"] < live[0]["rollout/dlogp_mean"]
+
+
+def test_in_float32_routers_choose_alike_through_a_whole_run(experts, prompts, tmp_path):
+    rl(tmp_path, experts, prompts, tmp_path / "run", python_reward(tmp_path), "--rollout.router_replay")
+    for line in metrics(tmp_path / "run"):
+        assert line["rollout/router_differ_frac"] == 0 and line["rollout/dlogp_mean"] <= 1e-5
+
+
 # ---- groups without signal ----
 
 def test_groups_without_spread_teach_nothing(model, prompts, tmp_path):
@@ -289,6 +317,25 @@ def test_sigterm_ends_after_the_step_with_a_checkpoint(model, prompts, tmp_path)
     assert f"stopped on request after step {last}" in told
 
 
+def test_no_prompt_is_lost_or_taken_twice(model, prompts, tmp_path):
+    """Twelve prompts, four a step: three steps are an epoch, whatever stops the run on its way."""
+    out, steps = tmp_path / "run", 12
+    arguments = rl_arguments(tmp_path, model, prompts, out, python_reward(tmp_path), "--train.steps", steps,
+                             "--ckpt.interval", 2, "--ckpt.resume", "auto")
+    for after, what in ((2, signal.SIGTERM), (6, signal.SIGKILL)):
+        process = subprocess.Popen([program("sluice"), *map(str, arguments)], stderr=subprocess.DEVNULL)
+        while not (out / "rollouts" / f"step_{after}.jsonl").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(what)
+        assert process.wait(timeout=60) == (75 if what == signal.SIGTERM else -what)
+    run(*arguments)
+    assert [line["step"] for line in metrics(out)] == list(range(1, steps + 1))
+    for epoch in range(steps // 3):
+        taken = [sample["place"] for step in range(3) for sample in rollouts(out, 3 * epoch + step + 1)]
+        assert collections.Counter(taken) == {f"{prompts}:{n + 1}": 4 for n in range(12)}
+
+
 def test_a_full_disk_costs_no_checkpoint(model, prompts, tmp_path, small_disk):
     """The run ends with an error; with space again it goes on as if nothing had been."""
     whole, disk = tmp_path / "whole", small_disk(20000)
@@ -321,6 +368,7 @@ def test_a_full_disk_costs_no_checkpoint(model, prompts, tmp_path, small_disk):
     ('[[reward]]\nkind = "python"\npython = "there_is_no.py:reward"', [], "there is no there_is_no.py"),
     ('[[reward]]\nkind = "gsm8k"', ["--lora.rank", 2, "--lora.dropout", 0.1], "lora.dropout must be 0"),
     ('[[reward]]\nkind = "gsm8k"', ["--rollout.max_tokens", 128], "leaves no place for a prompt"),
+    ('[[reward]]\nkind = "gsm8k"', ["--objective.algorithm", "cispo", "--objective.dual_clip", 3], "objective.dual_clip"),
     ('[[reward]]\nkind = "gsm8k"', ["--eval.samples", 4], "would be the same answer each time"),
     ('[[reward]]\nkind = "gsm8k"', ["--rollout.dynamic_sampling", "--rollout.samples", 1], "compares answers"),
     ('[[reward]]\nkind = "gsm8k"', ["--rollout.group_size", 4], "rollout.samples"),

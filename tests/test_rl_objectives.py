@@ -27,6 +27,7 @@ def recorded(algorithm, seed, **settings):
         old = [-draw.expovariate(0.7) for _ in range(count)]
         responses.append({"advantage": draw.gauss(0, 1), "old": old,
                           "logprobs": [x + draw.gauss(0, 0.4) for x in old],
+                          "entropy": [draw.expovariate(0.5) for _ in old],
                           "rollout": [x + draw.gauss(0, 0.3) for x in old],
                           "reference": [x + draw.gauss(0, 0.5) for x in old]})
     return {"algorithm": algorithm, "longest": LONGEST, "responses": responses, **settings}
@@ -81,7 +82,8 @@ def objective(batch, logprobs, frozen):
                 ratio = math.exp(mean if batch["algorithm"] == "gspo" else log_ratio)
                 loss = clipped(ratio, advantage, low, high, batch.get("dual_clip"))
             kl = batch.get("kl_coef", 0) * kl_of(batch, now[t] - response["reference"][t])
-            total += (weight * loss + kl) * token_weight(batch, len(now))
+            bonus = batch.get("entropy_coef", 0) * response["entropy"][t]
+            total += (weight * loss + kl - bonus) * token_weight(batch, len(now))
     return total
 
 
@@ -113,6 +115,7 @@ BATCHES = [
     *(recorded("grpo", 30 + n, aggregation=kind)
       for n, kind in enumerate(("token_mean", "sequence_mean", "sequence_sum", "sequence_sum_fixed"))),
     recorded("grpo", 40, dual_clip=1.3), recorded("gspo", 41, correction="sequence", kl_coef=0.05, kl="k2"),
+    recorded("dapo", 43, entropy_coef=0.02),
     recorded("cispo", 42, correction="token_mask", kl_coef=0.05),
 ]
 
@@ -123,6 +126,9 @@ def test_every_objective_equals_its_formula_and_its_slope():
         now = [r["logprobs"] for r in batch["responses"]]
         assert found["loss"] == pytest.approx(objective(batch, now, now), rel=1e-12, abs=1e-13), what
         assert found["gradient"] == pytest.approx(numeric_gradient(batch), rel=1e-6, abs=1e-9), what
+        if coef := batch.get("entropy_coef"):
+            each = [-coef * token_weight(batch, len(r["old"])) for r in batch["responses"] for _ in r["old"]]
+            assert found["entropy_gradient"] == pytest.approx(each, rel=1e-14), what
 
 
 # ---- PPO with a value head ----

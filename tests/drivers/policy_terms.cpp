@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // For tests/test_rl_objectives.py: reads batches, a JSON object a line, and prints loss and gradient of the objective
 // with respect to the log-probabilities, all in float64. A batch names an algorithm and settings as run files do, and
-// holds for each response the lists logprobs, old, rollout, reference (or null) and its advantage; with a value head
-// values, old_values and its reward instead, for which the advantages and the gradient of the values are printed too.
+// holds for each response the lists logprobs, entropy, old, rollout, reference (or null) and its advantage; with a
+// value head values, old_values and its reward instead, for which the advantages and the gradient of the values are
+// printed too.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -39,6 +40,7 @@ ObjectiveOptions options_of(const Json& batch) {
   o.gamma = batch.value("gamma", 1.0);
   o.gae_lambda = batch.value("gae_lambda", 1.0);
   if (batch.contains("whiten")) o.whiten = batch.at("whiten").get<bool>();
+  o.entropy_coef = batch.value("entropy_coef", 0.0);
   o.kl_coef = batch.value("kl_coef", 0.0);
   o.kl = one_of<KlEstimate>(batch.value("kl", "k3"), {"k1", "k2", "k3"});
   o.correction = one_of<Correction>(batch.value("correction", "none"),
@@ -83,6 +85,7 @@ Json solve(const Json& batch) {
   for (const auto& part : advantages) flat.insert(flat.end(), part.begin(), part.end());
   ObjectiveTokens tokens;
   tokens.logprobs = all("logprobs").requires_grad_();
+  tokens.entropy = all("entropy").requires_grad_();
   tokens.old = all("old");
   tokens.rollout = all("rollout");
   if (batch.value("kl_coef", 0.0) > 0) tokens.reference = all("reference");
@@ -98,6 +101,7 @@ Json solve(const Json& batch) {
   const auto loss = policy_objective(tokens, algorithm.objective).loss;
   loss.backward();
   Json printed{{"loss", loss.item<double>()}, {"gradient", numbers(tokens.logprobs.grad())}};
+  if (algorithm.objective.entropy_coef > 0) printed["entropy_gradient"] = numbers(tokens.entropy.grad());
   if (gae) {
     printed["advantages"] = flat;
     printed["value_gradient"] = numbers(tokens.values.grad());

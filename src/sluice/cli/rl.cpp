@@ -24,6 +24,10 @@ void check(const RlOptions& options) {
   if (options.rollout.dynamic_sampling && options.rollout.samples < 2) {
     fail_usage("rollout.dynamic_sampling compares answers; rollout.samples = 1 gives one of each prompt");
   }
+  if (options.objective.dual_clip &&
+      algorithm_settings(options.objective).objective.policy == PolicyObjective::kCispo) {
+    fail_usage("objective.dual_clip bounds a clipped ratio; objective.algorithm = cispo has none in its gradient");
+  }
   if (options.eval.samples > 1 && options.eval.temperature == 0) {
     fail_usage("eval.samples = {} at eval.temperature = 0 would be the same answer each time", options.eval.samples);
   }

@@ -83,6 +83,7 @@ PolicyTerms policy_objective(const ObjectiveTokens& t, const ObjectiveSettings& 
                                                      settings.correction_range),
                     .kl = at::zeros_like(t.old)};
   auto loss = found.policy.loss * found.correction;
+  if (settings.entropy_coef > 0) loss = loss - settings.entropy_coef * t.entropy;
   if (t.values.defined()) {
     found.value = value_loss(t.values, t.old_values, t.returns, settings.value_clip);
     loss = loss + settings.value_coef * found.value.loss;

@@ -75,6 +75,7 @@ ValueLoss value_loss(const Tensor& values, const Tensor& old, const Tensor& retu
 // What one pack contributes. All [T] but `response`.
 struct ObjectiveTokens {
   Tensor logprobs;  // with gradient
+  Tensor entropy;   // with gradient where it is rewarded
   Tensor old, rollout;
   Tensor reference;  // undefined: no KL
   Tensor values;     // with gradient; undefined: there is no value head
@@ -89,6 +90,7 @@ struct ObjectiveSettings {
   PolicyObjective policy = PolicyObjective::kClip;
   ClipRange clip = {};
   double value_coef = 0.1, value_clip = 0.2;
+  double entropy_coef = 0;
   double kl_coef = 0;
   KlEstimate kl = KlEstimate::kK3;
   Correction correction = Correction::kNone;
@@ -96,7 +98,8 @@ struct ObjectiveSettings {
 };
 
 struct PolicyTerms {
-  // Scalar, with gradient: sum of weights (correction * policy's loss + value_coef * value's loss + kl_coef * kl).
+  // Scalar, with gradient: sum of weights (correction * policy's loss + value_coef * value's loss + kl_coef * kl -
+  // entropy_coef * entropy).
   Tensor loss;
   PolicyLoss policy;      // of each token
   ValueLoss value;        // of each token; undefined without a value head

@@ -40,6 +40,7 @@ AlgorithmSettings algorithm_settings(const ObjectiveOptions& options) {
   settings.gae = {.gamma = options.gamma, .lambda = options.gae_lambda};
   settings.whiten = options.whiten.value_or(gae);
   (gae ? settings.reward_kl_coef : objective.kl_coef) = options.kl_coef;
+  objective.entropy_coef = options.entropy_coef;
   objective.value_coef = options.value_coef;
   objective.value_clip = options.value_clip;
   objective.kl = options.kl;

@@ -100,6 +100,7 @@ struct ObjectiveOptions {
   double value_coef = 0.1, value_clip = 0.2, value_lr_ratio = 10;
   std::optional<double> clip_low, clip_high, dual_clip;
   std::optional<Aggregation> aggregation;
+  double entropy_coef = 0;
   double kl_coef = 0;
   KlEstimate kl = KlEstimate::kK3;
   Correction correction = Correction::kNone;
@@ -132,6 +133,8 @@ struct ObjectiveOptions {
     option("aggregation", aggregation, "how the losses of a step's tokens become one number",
            {.synonyms = {"loss_agg_mode"},
             .choices = {"token_mean", "sequence_mean", "sequence_sum", "sequence_sum_fixed"}});
+    option("entropy_coef", entropy_coef, "weight of the entropy that the loss rewards, in nats a token",
+           {.synonyms = {"entropy_coeff", "ent_coef"}, .min = 0});
     option("kl_coef", kl_coef, "weight of the KL divergence from the model that the run began with; 0: not computed",
            {.synonyms = {"beta", "kl_loss_coef"}, .min = 0});
     option("kl", kl, "its estimate", {.synonyms = {"kl_loss_type"}, .choices = {"k1", "k2", "k3"}});

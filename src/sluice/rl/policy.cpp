@@ -128,6 +128,7 @@ Tensor pack_loss(const Policy& policy, const ObjectiveSettings& objective,
   auto tokens = tokens_of(responses, weights, pack, device);
   const auto scores = score(policy, to_batch(pack, device), /*entropy=*/true, if_any(routes));
   tokens.logprobs = scores.logprobs;
+  tokens.entropy = scores.entropy;
   tokens.values = scores.values;
   if (!tokens.old.defined()) tokens.old = scores.logprobs.detach();
   const auto terms = policy_objective(tokens, objective);

@@ -172,6 +172,11 @@ TEST(RolloutAgainstTraining, ShowsWeightsThatTheEngineHasNotSeen) {
   auto& weight = model.parameters().at(3)->value;
   weight.mul_(1.01);
   EXPECT_GT(drift(policy, responses), 10 * kBound);
+  // The same in what an update reports, which becomes rollout/dlogp_mean and rollout/dlogp_max.
+  Training training(model);
+  const auto stats = training.update(policy, responses).stats;
+  EXPECT_GT(stats.mismatch / stats.tokens, 10 * kBound);
+  EXPECT_GT(stats.mismatch_max, stats.mismatch / stats.tokens);
 }
 
 TEST(RolloutAgainstTraining, ShowsAnotherTemperature) {
@@ -365,6 +370,28 @@ TEST(Ppo, ValuesComeToExplainReturns) {
   EXPECT_LT(last, first / 4);
   EXPECT_GT(prepare_ppo(policy, settings, responses).explained_variance, before.explained_variance);
   EXPECT_GT(prepare_ppo(policy, settings, responses).explained_variance, 0.5);
+}
+
+// With nothing else to gain, a step makes answers less predictable.
+TEST(UpdatePolicy, RewardsEntropyWhereAskedTo) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6, 10});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const Policy policy{.decoder = *model.decoder, .temperature = 0.8, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 0.8, 20);
+  for (auto& response : responses) response.advantages.zero_();
+  ObjectiveOptions options;
+  options.entropy_coef = 0.1;
+  Training training(model);
+  const auto step = [&](std::int64_t number) {
+    return update_policy(policy, algorithm_settings(options), pointers(responses), 200, 20, training.gradients,
+                         training.optimizer, {.step = number, .lr = 1e-4, .clip_norm = 1})
+        .stats;
+  };
+  const auto first = step(1);
+  // Every answer has 20 tokens, so the mean over answers of their means is the mean over tokens.
+  EXPECT_NEAR(first.loss, -0.1 * first.entropy / first.tokens, 1e-6);
+  EXPECT_GT(step(2).entropy, first.entropy * (1 + 1e-4));
 }
 
 // One small step from where the samples came from: the advantage-weighted log-probability of their tokens rises.

@@ -56,12 +56,13 @@ AdvantageStats set_token_advantages(const std::vector<TrainedResponse*>& respons
       if (response->counted) response->advantages = at::tensor(*next++, kFloat);
     }
   }
-  AdvantageStats stats{.value_mean = mean_of(values),
+  std::vector<double> all;
+  for (const auto& part : counted) all.insert(all.end(), part.begin(), part.end());
+  AdvantageStats stats{.advantage_mean = mean_of(all),
+                       .value_mean = mean_of(values),
                        .return_mean = mean_of(returns),
                        .explained_variance = explained_variance(values, returns)};
-  for (const auto& part : counted) {
-    for (const auto advantage : part) stats.advantage_max = std::max(stats.advantage_max, std::abs(advantage));
-  }
+  for (const auto advantage : all) stats.advantage_max = std::max(stats.advantage_max, std::abs(advantage));
   return stats;
 }
 

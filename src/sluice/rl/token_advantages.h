@@ -10,7 +10,7 @@ namespace sluice {
 
 // Of the counted tokens of a step.
 struct AdvantageStats {
-  double advantage_max = 0;                                        // of their sizes
+  double advantage_mean = 0, advantage_max = 0;                    // the second of their sizes
   double value_mean = 0, return_mean = 0, explained_variance = 0;  // before the step; with a value head
 };
 

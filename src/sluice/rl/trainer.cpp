@@ -374,6 +374,7 @@ void RlTrainer::finish(Step& step) {
       {"train/clip_high_frac", per_token(s.clipped_high)},
       {"train/ppo_kl", per_token(s.old_minus_new)},
       {"train/ratio_max", s.ratio_max},
+      {"train/advantage_mean", step.advantages.advantage_mean},
       {"train/advantage_max", step.advantages.advantage_max},
       {"train/grad_norm", step.grad_norm.mean()},
       {"train/lr", step.lr},

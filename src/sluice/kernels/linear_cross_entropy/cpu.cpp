@@ -3,7 +3,8 @@
 // kTileBytes, each one large product; the vocabulary runs outside, so that a tile of the weight, and its gradient, is
 // met once. Forward keeps for each token the running maximum, sum of exponentials, argmax and target logit. Backward
 // computes each tile again and turns it, in place, into the gradient of the logits,
-//   G = g (exp(X - lse) - onehot(target))        dH += G W        dW = sum over token tiles of G^T H
+//   G = g (P - onehot(target)) - e P (log P + entropy)        dH += G W        dW = sum over token tiles of G^T H
+// with log P = X - lse and g, e the gradients of nll and entropy.
 // dW is computed as (H^T G)^T: H is transposed once, the tiles never.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -124,26 +125,52 @@ SLUICE_MULTIARCH void take_logits(const Real* logits, std::int64_t begin, std::i
   }
 }
 
+// Of each counted token: what turns its logits into their gradients.
+template <typename Real>
+struct Descent {
+  const Real *lse, *grad_nll;
+  const Real *entropy, *grad_entropy;  // both null: no gradient of the entropy
+  Real scale;
+
+  Descent from(std::int64_t token) const {
+    const auto later = [token](const Real* x) { return x == nullptr ? x : x + token; };
+    return {lse + token, grad_nll + token, later(entropy), later(grad_entropy), scale};
+  }
+};
+
 // The same rows become gradients of the logits, in the operands' dtype.
 template <typename Scalar>
 SLUICE_MULTIARCH void logits_to_gradients(const Wide<Scalar>* logits, std::int64_t begin, std::int64_t end,
                                           std::int64_t stride, std::int64_t width, std::int64_t first_id,
-                                          const std::int64_t* targets, const Wide<Scalar>* lse,
-                                          const Wide<Scalar>* grad_nll, Wide<Scalar> scale, Scalar* gradients) {
+                                          const std::int64_t* targets, const Descent<Wide<Scalar>>& descent,
+                                          Scalar* gradients) {
   using Real = Wide<Scalar>;
+  const Real scale = descent.scale;
   for (auto t = begin; t < end; ++t) {
     const Real* x = logits + t * stride;
     Scalar* to = gradients + t * stride;
-    const Real own_lse = lse[t], grad = scale * grad_nll[t];
+    const Real own_lse = descent.lse[t], grad = scale * descent.grad_nll[t];
     const auto target = targets[t] - first_id;
     const bool inside = target >= 0 && target < width;
     const Real target_logit = inside ? x[target] : Real(0);
-    const auto probability = [own_lse, scale](Real logit) {
+    const auto log_probability = [own_lse, scale](Real logit) {
       const Real below = scale * logit - own_lse;
-      return exp_nonpositive(below > 0 ? Real(0) : below);  // rounding may put it above
+      return below > 0 ? Real(0) : below;  // rounding may put it above
     };
-    for (std::int64_t i = 0; i < width; ++i) to[i] = narrow<Scalar>(grad * probability(x[i]));
-    if (inside) to[target] = narrow<Scalar>(grad * (probability(target_logit) - 1));
+    if (descent.grad_entropy == nullptr) {
+      for (std::int64_t i = 0; i < width; ++i) {
+        to[i] = narrow<Scalar>(grad * exp_nonpositive(log_probability(x[i])));
+      }
+      if (inside) to[target] = narrow<Scalar>(grad * (exp_nonpositive(log_probability(target_logit)) - 1));
+    } else {
+      const Real entropy = descent.entropy[t], grad_entropy = scale * descent.grad_entropy[t];
+      const auto gradient = [log_probability, entropy, grad, grad_entropy](Real logit) {
+        const Real log_p = log_probability(logit);
+        return (grad - grad_entropy * (log_p + entropy)) * exp_nonpositive(log_p);
+      };
+      for (std::int64_t i = 0; i < width; ++i) to[i] = narrow<Scalar>(gradient(x[i]));
+      if (inside) to[target] = narrow<Scalar>(gradient(target_logit) - grad);
+    }
   }
 }
 
@@ -196,14 +223,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_cpu(const Tensor& hidden, con
 }
 
 template <typename Scalar>
-std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor& weight, const Tensor& grad_nll,
-                                            const Tensor& lse, double logit_scale) {
+std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor& weight,
+                                            const Descent<Wide<Scalar>>& descent) {
   using Real = Wide<Scalar>;
-  const auto wide = lse.options();
+  const auto wide = weight.options().dtype(c10::CppTypeToScalarType<Real>::value);
   const auto size = weight.size(1);
   const auto tiles = tiles_of(counted.count, weight, sizeof(Real));
   const Tensor tile = at::empty({tiles.tokens, tiles.vocabulary}, wide);
-  const Tensor gradients = weight.scalar_type() == lse.scalar_type() ? tile : at::empty_like(tile, weight.options());
+  const Tensor gradients = weight.scalar_type() == wide.dtype() ? tile : at::empty_like(tile, weight.options());
   const Tensor grad_weight_t = at::empty({size, tiles.vocabulary}, wide);
   const Tensor hidden_t = counted.hidden.t().contiguous();
   const Tensor grad_hidden = at::empty({counted.count, size}, wide), grad_weight = at::empty_like(weight);
@@ -217,8 +244,7 @@ std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor
       matmul_into(part(tile), counted.hidden.narrow(0, token, tokens), own_weight.t(), false);
       at::parallel_for(0, tokens, rows_per_task(width), [&](std::int64_t begin, std::int64_t end) {
         logits_to_gradients<Scalar>(tile.const_data_ptr<Real>(), begin, end, tile.stride(0), width, id, targets + token,
-                                    lse.const_data_ptr<Real>() + token, grad_nll.const_data_ptr<Real>() + token,
-                                    static_cast<Real>(logit_scale), gradients.mutable_data_ptr<Scalar>());
+                                    descent.from(token), gradients.mutable_data_ptr<Scalar>());
       });
       matmul_into(grad_hidden.narrow(0, token, tokens), part(gradients), own_weight, id > 0);
       matmul_into(grad_weight_t.narrow(1, 0, width), hidden_t.narrow(1, token, tokens), part(gradients), token > 0);
@@ -229,15 +255,26 @@ std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor
 }
 
 std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_nll, const Tensor& hidden, const Tensor& weight,
-                                        const Tensor& targets, const Tensor& lse, double logit_scale) {
+                                        const Tensor& targets, const Tensor& lse, double logit_scale,
+                                        const std::optional<Tensor>& grad_entropy,
+                                        const std::optional<Tensor>& entropy) {
   const auto counted = counted_tokens(hidden, targets, weight.size(0));
   if (counted.count == 0) return {at::zeros_like(hidden), at::zeros_like(weight)};
   const auto own = [&](const Tensor& x) {
     return (counted.rows.defined() ? x.index_select(0, counted.rows) : x).contiguous();
   };
-  const auto grad = own(grad_nll), own_lse = own(lse), dense_weight = weight.contiguous();
+  const auto own_grad = own(grad_nll), own_lse = own(lse), dense_weight = weight.contiguous();
+  const auto own_entropy = entropy ? own(*entropy) : Tensor(),
+             own_d_entropy = grad_entropy ? own(*grad_entropy) : Tensor();
   return AT_DISPATCH_FLOATING_TYPES_AND(kBFloat16, weight.scalar_type(), "linear_cross_entropy_backward", [&] {
-    auto [grad_hidden, grad_weight] = backward_counted<scalar_t>(counted, dense_weight, grad, own_lse, logit_scale);
+    using Real = Wide<scalar_t>;
+    const auto data = [](const Tensor& x) { return x.defined() ? x.const_data_ptr<Real>() : nullptr; };
+    auto [grad_hidden, grad_weight] = backward_counted<scalar_t>(counted, dense_weight,
+                                                                 {.lse = data(own_lse),
+                                                                  .grad_nll = data(own_grad),
+                                                                  .entropy = data(own_entropy),
+                                                                  .grad_entropy = data(own_d_entropy),
+                                                                  .scale = static_cast<Real>(logit_scale)});
     return std::tuple(scatter(grad_hidden, counted, hidden.size(0), 0), grad_weight);
   });
 }
@@ -248,7 +285,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> loss_cpu(const Tensor& hidden, const 
       forward_cpu(hidden, weight, targets, /*logit_scale=*/1, /*entropy=*/false);
   const auto loss = (nll * loss_weight).sum();
   if (!gradients) return {loss, predicted, at::empty({0}, hidden.options()), at::empty({0}, weight.options())};
-  const auto [grad_hidden, grad_weight] = backward_cpu(loss_weight, hidden, weight, targets, lse, /*logit_scale=*/1);
+  const auto [grad_hidden, grad_weight] = backward_cpu(loss_weight, hidden, weight, targets, lse, /*logit_scale=*/1,
+                                                       /*grad_entropy=*/{}, /*entropy=*/{});
   return {loss, predicted, grad_hidden, grad_weight};
 }
 

@@ -86,12 +86,16 @@ class Tiles {
     grad_weight_ = hidden_.size(0) == 0 ? at::zeros(weight_.sizes(), wide_) : at::empty(weight_.sizes(), wide_);
   }
 
-  // Of the tile whose logits are in place; `lse` and `grad_nll` [T] dense.
-  void differentiate(std::int64_t t, std::int64_t own, const Tensor& lse, const Tensor& grad_nll) {
+  // Of the tile whose logits are in place; all [T] dense, the last two may be undefined together.
+  void differentiate(std::int64_t t, std::int64_t own, const Tensor& lse, const Tensor& grad_nll,
+                     const Tensor& entropy = {}, const Tensor& grad_entropy = {}) {
+    const auto from = [t](const Tensor& x) { return x.defined() ? x.const_data_ptr<float>() + t : nullptr; };
     check_launch(kOp, launch_logit_gradients({.logits = logits_.const_data_ptr<float>(),
                                               .targets = targets_.const_data_ptr<std::int64_t>() + t,
-                                              .lse = lse.const_data_ptr<float>() + t,
-                                              .grad_nll = grad_nll.const_data_ptr<float>() + t,
+                                              .lse = from(lse),
+                                              .grad_nll = from(grad_nll),
+                                              .entropy = from(entropy),
+                                              .grad_entropy = from(grad_entropy),
                                               .tokens = static_cast<std::int32_t>(own),
                                               .vocabulary = vocabulary_,
                                               .scale = scale_,
@@ -134,13 +138,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_cuda(const Tensor& hidden, co
 }
 
 std::tuple<Tensor, Tensor> backward_cuda(const Tensor& grad_nll, const Tensor& hidden, const Tensor& weight,
-                                         const Tensor& targets, const Tensor& lse, double logit_scale) {
+                                         const Tensor& targets, const Tensor& lse, double logit_scale,
+                                         const std::optional<Tensor>& grad_entropy,
+                                         const std::optional<Tensor>& entropy) {
   const c10::cuda::CUDAGuard device(hidden.device());
   const at::AutoDispatchBelowAutograd below;
   const auto grad = grad_nll.contiguous(), own_lse = lse.contiguous();
+  const auto own_entropy = entropy ? entropy->contiguous() : Tensor(),
+             own_d_entropy = grad_entropy ? grad_entropy->contiguous() : Tensor();
   Tiles tiles(hidden, weight, targets, logit_scale);
   tiles.start_gradients();
-  tiles.for_each([&](std::int64_t t, std::int64_t own) { tiles.differentiate(t, own, own_lse, grad); });
+  tiles.for_each([&](std::int64_t t, std::int64_t own) {
+    tiles.differentiate(t, own, own_lse, grad, own_entropy, own_d_entropy);
+  });
   return {tiles.grad_hidden(), tiles.grad_weight()};
 }
 

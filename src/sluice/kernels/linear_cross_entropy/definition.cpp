@@ -14,7 +14,7 @@ LinearCrossEntropyOutput linear_cross_entropy_definition(const Tensor& hidden, c
   const auto picked = logits.gather(1, own.unsqueeze(1)).squeeze(1).masked_fill(elsewhere, 0);
   return {.nll = (lse - picked).masked_fill(ignored, 0),
           .predicted = logits.argmax(1).masked_fill(ignored, -100),
-          .entropy = entropy ? (logprobs.exp() * logprobs).sum(1).neg().masked_fill(ignored, 0).detach() : Tensor(),
+          .entropy = entropy ? (logprobs.exp() * logprobs).sum(1).neg().masked_fill(ignored, 0) : Tensor(),
           .lse = lse.masked_fill(ignored, 0).detach()};
 }
 

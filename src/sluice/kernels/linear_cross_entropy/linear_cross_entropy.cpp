@@ -10,7 +10,7 @@ namespace {
 
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, double, bool);
 using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                            double);
+                                            double, const std::optional<Tensor>&, const std::optional<Tensor>&);
 
 using Loss = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                         bool);
@@ -37,7 +37,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_meta(const Tensor& hidden, co
 }
 
 std::tuple<Tensor, Tensor> backward_meta(const Tensor&, const Tensor& hidden, const Tensor& weight, const Tensor&,
-                                         const Tensor&, double) {
+                                         const Tensor&, double, const std::optional<Tensor>&,
+                                         const std::optional<Tensor>&) {
   return {at::empty_symint(hidden.sym_sizes(), hidden.options()),
           at::empty_symint(weight.sym_sizes(), weight.options())};
 }
@@ -50,9 +51,11 @@ class Function : public torch::autograd::Function<Function> {
     static const auto op = registered_operator<Forward>("sluice::linear_cross_entropy");
     const at::AutoDispatchBelowAutograd below;
     auto [nll, predicted, lse, entropies] = op.call(hidden, weight, targets, logit_scale, entropy);
-    context->save_for_backward({hidden, weight, targets, lse});
+    context->save_for_backward({hidden, weight, targets, lse, entropies});
     context->saved_data["logit_scale"] = logit_scale;
-    context->mark_non_differentiable({predicted, lse, entropies});
+    context->set_materialize_grads(false);
+    if (entropy) context->mark_non_differentiable({predicted, lse});
+    else context->mark_non_differentiable({predicted, lse, entropies});
     return {nll, predicted, lse, entropies};
   }
 
@@ -60,8 +63,12 @@ class Function : public torch::autograd::Function<Function> {
                                                  torch::autograd::variable_list grads) {
     static const auto op = registered_operator<Backward>("sluice::linear_cross_entropy_backward");
     const auto saved = context->get_saved_variables();
+    const auto &grad_nll = grads[0], &grad_entropy = grads[3], &lse = saved[3];
+    if (!grad_nll.defined() && !grad_entropy.defined()) return torch::autograd::variable_list(5);
+    const auto entropy = [&](const Tensor& x) { return grad_entropy.defined() ? std::optional(x) : std::nullopt; };
     auto [d_hidden, d_weight] =
-        op.call(grads[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["logit_scale"].toDouble());
+        op.call(grad_nll.defined() ? grad_nll : at::zeros_like(lse), saved[0], saved[1], saved[2], lse,
+                context->saved_data["logit_scale"].toDouble(), entropy(grad_entropy), entropy(saved[4]));
     return {d_hidden, d_weight, Tensor(), Tensor(), Tensor()};
   }
 };
@@ -119,7 +126,8 @@ LinearCrossEntropyGradients linear_cross_entropy_backward(const Tensor& grad_nll
                  "linear_cross_entropy: grad_nll and lse must be {} [T={}]; got {}",
                  c10::toString(wide_type(hidden.scalar_type())), targets.size(0), describe(*x));
   }
-  auto [grad_hidden, grad_weight] = op.call(grad_nll, hidden, weight, targets, lse, logit_scale);
+  auto [grad_hidden, grad_weight] =
+      op.call(grad_nll, hidden, weight, targets, lse, logit_scale, std::nullopt, std::nullopt);
   return {grad_hidden, grad_weight};
 }
 
@@ -135,13 +143,14 @@ LinearCrossEntropyLoss linear_cross_entropy_loss(const Tensor& hidden, const Ten
 }
 
 // lse [T]: log sum exp of each token's logits, 0 where ignored; what backward needs. entropy: empty unless asked for.
+// Backward takes grad_entropy and the entropy of forward together, or neither.
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, float logit_scale=1.0, bool entropy=False) "
       "-> (Tensor nll, Tensor predicted, Tensor lse, Tensor entropy)");
   m.def(
       "linear_cross_entropy_backward(Tensor grad_nll, Tensor hidden, Tensor weight, Tensor targets, Tensor lse, float "
-      "logit_scale=1.0) -> (Tensor grad_hidden, Tensor grad_weight)");
+      "logit_scale=1.0, Tensor? grad_entropy=None, Tensor? entropy=None) -> (Tensor grad_hidden, Tensor grad_weight)");
   // The gradients of loss; empty without `gradients`.
   m.def(
       "linear_cross_entropy.loss(Tensor hidden, Tensor weight, Tensor targets, Tensor loss_weight, bool gradients) -> "

@@ -101,15 +101,19 @@ __global__ __launch_bounds__(kGradientThreads) void differentiate(const __grid_c
   const int row = blockIdx.x;
   const int64_t target = params.targets[row];
   const float lse = params.lse[row], grad = target == kIgnored ? 0.f : params.scale * params.grad_nll[row];
+  const bool entropies = params.grad_entropy != nullptr && target != kIgnored;
+  const float entropy = entropies ? params.entropy[row] : 0.f,
+              grad_entropy = entropies ? params.scale * params.grad_entropy[row] : 0.f;
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * kGradientThreads + threadIdx.x) * kLanes;
   if (first >= params.vocabulary) return;
   const auto x = Lanes<float, kLanes>::load(params.logits + row * params.vocabulary + first);
   float gradient[kLanes];
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
-    const float probability = __expf(fminf(params.scale * x.value[i] - lse, 0.f));  // rounding may put it above
+    const float log_p = fminf(params.scale * x.value[i] - lse, 0.f), p = __expf(log_p);  // rounding may put it above
+    const float of_nll = grad * (p - (first + i == target ? 1.f : 0.f));
     // Exactly 0 where ignored, whatever the hidden state.
-    gradient[i] = target == kIgnored ? 0.f : grad * (probability - (first + i == target ? 1.f : 0.f));
+    gradient[i] = target == kIgnored ? 0.f : of_nll - grad_entropy * p * (log_p + entropy);
   }
   narrow<T>(gradient).store(static_cast<T*>(params.gradients) + row * params.vocabulary + first);
 }

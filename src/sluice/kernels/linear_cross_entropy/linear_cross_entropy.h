@@ -18,12 +18,13 @@ namespace sluice {
 struct LinearCrossEntropyOutput {
   Tensor nll;        // [T] float32 (float64 when hidden is): -log softmax(hidden weight^T)[target]; 0 where ignored
   Tensor predicted;  // [T] int64: id of the largest logit, the first of equal ones; -100 where ignored
-  Tensor entropy;    // [T] dtype of nll, in nats, without gradient; 0 where ignored; empty unless asked for
+  Tensor entropy;    // [T] dtype of nll, in nats; 0 where ignored; empty unless asked for
   Tensor lse;        // [T] dtype of nll, without gradient: log sum_i exp(x_ti); 0 where ignored
 };
 
-// Differentiable in hidden and weight through nll. Ignored tokens cost nothing and add exactly 0 to both gradients. A
-// target that is neither -100 nor -1 nor an id is an error that names its position.
+// Differentiable in hidden and weight through nll and entropy: of a logit, d entropy_t / d x_ti = -p_ti (log p_ti +
+// entropy_t). Ignored tokens cost nothing and add exactly 0 to both gradients.
+// A target that is neither -100 nor -1 nor an id is an error that names its position.
 // float32, bfloat16 or float64; logits, softmax and sums are float32, or float64 when hidden is.
 // `logit_scale` must be above 0: 1 / temperature for the distribution that a sampler draws from.
 // Error against the float64 definition, relative per tensor: float32 nll 2e-6, entropy and gradients 2e-5; bfloat16 nll

@@ -22,12 +22,14 @@ struct LogitsParams {
   float* entropy;      // [n]; 0 where ignored; null: nobody asks
 };
 
-// Logits to their gradients, scale grad_nll (softmax - onehot); 0 where ignored.
+// Logits to their gradients, scale (grad_nll (p - onehot) - grad_entropy p (log p + entropy)) with p their softmax; 0
+// where ignored.
 struct LogitGradientsParams {
-  const float* logits;     // [n, V]
-  const int64_t* targets;  // [n]
-  const float* lse;        // [n]
-  const float* grad_nll;   // [n]
+  const float* logits;                  // [n, V]
+  const int64_t* targets;               // [n]
+  const float* lse;                     // [n]
+  const float* grad_nll;                // [n]
+  const float *entropy, *grad_entropy;  // [n], or both null: no gradient of the entropy
   int32_t tokens;
   int64_t vocabulary;
   float scale;    // multiplies the logits

@@ -15,7 +15,7 @@ namespace {
 
 struct Problem {
   std::vector<Tensor> inputs;   // hidden, weight (float64)
-  std::vector<Tensor> weights;  // of nll in the loss
+  std::vector<Tensor> weights;  // of nll, predicted (none) and entropy in the loss
   Tensor targets;
 };
 
@@ -24,7 +24,7 @@ Problem draw(const LinearCrossEntropyCase& c) {
   Problem p;
   p.inputs = {at::randn({c.tokens, c.hidden}, f64) * c.logit_scale,
               at::randn({c.vocabulary, c.hidden}, f64) / std::sqrt(static_cast<double>(c.hidden))};
-  p.weights = {at::randn({c.tokens}, f64)};
+  p.weights = {at::randn({c.tokens}, f64), Tensor(), at::randn({c.tokens}, f64)};
   p.targets = at::randint(c.vocabulary, {c.tokens}, at::TensorOptions().dtype(kLong));
   p.targets.masked_fill_(at::rand({c.tokens}, f64) < c.ignored, -100);
   return p;
@@ -42,6 +42,7 @@ struct Bounds {
 };
 
 void expect_equal_to_definition(const Problem& p, at::ScalarType type, const Bounds& bounds, double logit_scale) {
+  SCOPED_TRACE(p.weights[0].defined() ? "nll and entropy" : "entropy alone");
   const auto inputs = to_type(p.inputs, type);
   const auto got = differentiate(entry(p, linear_cross_entropy, logit_scale), inputs, p.weights);
   const auto want =
@@ -64,8 +65,12 @@ TEST(LinearCrossEntropy, MatchesItsDefinitionInFloat64) {
   for (const auto& c : linear_cross_entropy_cases()) {
     SCOPED_TRACE(c.name);
     at::manual_seed(1);
-    expect_equal_to_definition(draw(c), kDouble, {1e-12, 1e-12, 1e-12}, /*logit_scale=*/1);
+    auto p = draw(c);
+    expect_equal_to_definition(p, kDouble, {1e-12, 1e-12, 1e-12}, /*logit_scale=*/1);
     expect_equal_to_definition(draw(c), kDouble, {1e-12, 1e-12, 1e-12}, /*logit_scale=*/1 / 0.7);
+    if (c.vocabulary == 1) continue;  // the entropy is 0, whatever the logit
+    p.weights[0] = Tensor();
+    expect_equal_to_definition(p, kDouble, {1e-12, 1e-12, 1e-11}, /*logit_scale=*/1 / 0.7);
   }
 }
 
@@ -167,12 +172,44 @@ TEST(LinearCrossEntropy, ARowDoesNotDependOnTheOthers) {
     Problem last = p;
     last.targets = p.targets.narrow(0, 2499, 1);
     const auto one = differentiate(entry(last, linear_cross_entropy), {inputs[0].narrow(0, 2499, 1), inputs[1]},
-                                   {p.weights[0].narrow(0, 2499, 1)});
+                                   {p.weights[0].narrow(0, 2499, 1), Tensor(), p.weights[2].narrow(0, 2499, 1)});
     // Other tiles, another order of the float32 sums; the gradient in bfloat16 is rounded to 2^-9 at last.
     EXPECT_LT(relative_error(one.outputs[0], all.outputs[0].narrow(0, 2499, 1)), 1e-6);
     EXPECT_TRUE(one.outputs[1].equal(all.outputs[1].narrow(0, 2499, 1)));
     EXPECT_LT(relative_error(one.gradients[0], all.gradients[0].narrow(0, 2499, 1)), type == kFloat ? 2e-6 : 4e-3);
   }
+}
+
+TEST(LinearCrossEntropy, TheGradientOfNllAloneIsTheSameWhetherEntropyIsAskedForOrNot) {
+  at::manual_seed(10);
+  const auto p = draw({"alone", 60, 16, 300, 0.4});
+  const Operator plain = [&p](const std::vector<Tensor>& x) {
+    return std::vector<Tensor>{linear_cross_entropy(x[0], x[1], p.targets).nll};
+  };
+  const auto with = differentiate(entry(p, linear_cross_entropy), to_type(p.inputs, kFloat), {p.weights[0]}),
+             without = differentiate(plain, to_type(p.inputs, kFloat), {p.weights[0]});
+  for (const int i : {0, 1}) EXPECT_TRUE(with.gradients[i].equal(without.gradients[i]));
+}
+
+// A step along its gradient raises the entropy of a peaked distribution, and leaves that of equal logits as it is.
+TEST(LinearCrossEntropy, EntropyRisesAlongItsGradient) {
+  at::manual_seed(11);
+  const auto targets = at::zeros({4}, kLong);
+  const auto entropy_of = [&](const Tensor& hidden, const Tensor& head) {
+    return linear_cross_entropy(hidden, head, targets, /*logit_scale=*/2, /*entropy=*/true).entropy;
+  };
+  const auto hidden = at::randn({4, 8}).requires_grad_(), head = at::randn({500, 8});
+  const auto before = entropy_of(hidden, head);
+  before.sum().backward();
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(entropy_of(hidden + 0.01 * hidden.grad(), head).gt(before).all().item<bool>());
+  const auto flat = at::ones({4, 8}).requires_grad_();
+  {
+    const at::AutoGradMode on(true);
+    entropy_of(flat, at::ones({500, 8})).sum().backward();
+  }
+  EXPECT_LT(flat.grad().abs().max().item<double>(),
+            1e-4);  // log p + entropy of 6.2 each, rounded, times 500 p times 2 x 8
 }
 
 TEST(LinearCrossEntropy, EntropyIsThatOfTheSoftmaxAndCostsNothingUnlessAskedFor) {
@@ -238,20 +275,22 @@ std::int64_t peak_bytes() {
 TEST(LinearCrossEntropyDeathTest, NeverHoldsMoreThanATileOfLogits) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto grow = [](decltype(linear_cross_entropy)& function, std::int64_t tokens, std::int64_t vocabulary,
-                       std::int64_t limit) {
+                       std::int64_t limit, bool entropy = false) {
     const auto options = at::TensorOptions().dtype(kBFloat16);
     at::ones({64, 64}, options).mm(at::ones({64, 64}, options));  // libraries load their code
     const auto hidden = at::randn({tokens, 32}, options).requires_grad_(),
                weight = at::randn({vocabulary, 32}, options).requires_grad_();
     const auto targets = at::randint(vocabulary, {tokens}, at::TensorOptions().dtype(kLong));
     const auto before = peak_bytes();
-    function(hidden, weight, targets, 1, false).nll.sum().backward();
+    const auto output = function(hidden, weight, targets, 1, entropy);
+    (entropy ? output.nll - output.entropy : output.nll).sum().backward();
     const auto grown = peak_bytes() - before;
     std::fprintf(stderr, "grown by %ld MiB\n", static_cast<long>(grown >> 20));
     std::_Exit(grown <= limit ? 0 : 1);
   };
   constexpr std::int64_t kLimit = 100 << 20;
   EXPECT_EXIT(grow(linear_cross_entropy, 4352, 20000, kLimit), testing::ExitedWithCode(0), "grown");
+  EXPECT_EXIT(grow(linear_cross_entropy, 4352, 20000, kLimit, true), testing::ExitedWithCode(0), "grown");
   EXPECT_EXIT(grow(linear_cross_entropy, 8704, 20000, kLimit), testing::ExitedWithCode(0), "grown");
   EXPECT_EXIT(grow(linear_cross_entropy, 1, 400000, kLimit), testing::ExitedWithCode(0), "grown");  // weight: 24 MiB
   // The measure sees what it should: holding all logits of a tenth of the tokens is already too much.
