@@ -86,15 +86,20 @@ Tensor block_sparse_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   return std::get<0>(op.call(q, k, v, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k, scale));
 }
 
-// lse [Tq, Hq]: log of the softmax's denominator, -infinity where a query attends to no key; what backward needs.
+// lse [Tq, Hq]: log of the softmax's denominator, -infinity where a query attends to no key; what backward needs. The
+// overloads are the kernels of the CUDA library, where it is loaded (gpu.cpp).
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
-  m.def(
-      "block_sparse_attention(Tensor q, Tensor k, Tensor v, Tensor blocks, int block_size, Tensor cu_seqlens_q, Tensor "
-      "cu_seqlens_k, Tensor? seqused_k, float scale) -> (Tensor out, Tensor lse)");
-  m.def(
-      "block_sparse_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor "
-      "blocks, int block_size, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k, float scale) -> (Tensor "
-      "grad_q, Tensor grad_k, Tensor grad_v)");
+  for (const std::string overload : {"", ".sm90"}) {
+    const auto forward = "block_sparse_attention" + overload +
+                         "(Tensor q, Tensor k, Tensor v, Tensor blocks, int block_size, Tensor cu_seqlens_q, Tensor "
+                         "cu_seqlens_k, Tensor? seqused_k, float scale) -> (Tensor out, Tensor lse)";
+    const auto backward = "block_sparse_attention_backward" + overload +
+                          "(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor blocks, int "
+                          "block_size, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k, float scale) -> "
+                          "(Tensor grad_q, Tensor grad_k, Tensor grad_v)";
+    m.def(forward.c_str());
+    m.def(backward.c_str());
+  }
 }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("block_sparse_attention", forward_meta);

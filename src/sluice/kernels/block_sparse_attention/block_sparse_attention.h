@@ -20,8 +20,13 @@ namespace sluice {
 // Sequences, caches, dtypes and the accumulation type are as in attention/attention.h. Differentiable in q, k and v;
 // there the sequences' keys must not overlap. Rows that no query attends to get gradient zero. Work and memory are
 // linear in Tq and in the number of attended keys; nothing of size Tq x Tk is made. The same inputs give the same bits,
-// a sequence the same bits in every pack, and a query the same bits with a cache or without. Error against the float64
-// definition, relative per tensor: float32 2e-6, gradients 2e-5; bfloat16 4e-3, gradients 8e-3.
+// and a sequence the same bits in every pack; on the CPU a query has the same bits with a cache or without. Error
+// against the float64 definition, relative per tensor: float32 2e-6, gradients 2e-5; bfloat16 4e-3, gradients 8e-3.
+//
+// On a GPU there are kernels (Hopper) for bfloat16 with d = dv, 128 or 256, blocks of 4 keys, at most 64 query heads a
+// kv head and a positive scale. They do not wait for the device, so wrong boundaries or blocks stop the program with a
+// message. Memory beside the results: 8 bytes for each of Tq (K + 1) blocks, and 8 for each query and head backward.
+// Anything else takes a plain path, and the log says so once; its work is that of dense attention.
 Tensor block_sparse_attention(               // [Tq, Hq, dv], dtype of q
     const Tensor& q,                         // [Tq, Hq, d]
     const Tensor& k,                         // [Tk, Hkv, d], dtype of q

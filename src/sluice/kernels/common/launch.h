@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "sluice/core/error.h"
@@ -28,6 +29,15 @@ inline bool is_bfloat16(std::string_view op, std::string_view name, const Tensor
 inline Tensor with_dense_rows(const Tensor& x) {
   return x.numel() == 0 || x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous();
 }
+
+// [T, heads, dim] with dense heads within a token and rows that start at multiples of 16 bytes; the tokens may lie
+// further apart (a slice of a wider projection). Anything else is copied.
+inline bool has_dense_heads(const Tensor& x) {
+  const bool dense = x.stride(2) == 1 && x.stride(1) == x.size(2);
+  const auto pieces = 16 / x.element_size();
+  return dense && x.stride(0) % pieces == 0 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+inline Tensor dense_heads(const Tensor& x) { return has_dense_heads(x) ? x : x.clone(at::MemoryFormat::Contiguous); }
 
 inline void check_device(std::string_view op, std::string_view name, const Tensor& x, const Tensor& like) {
   SLUICE_CHECK(x.device() == like.device(), "{}: {} must be on {}, as the others; it is on {}", op, name,

@@ -19,14 +19,6 @@ using Optional = const std::optional<Tensor>&;
 const __nv_bfloat16* bf16_data(const Tensor& x) { return static_cast<const __nv_bfloat16*>(x.const_data_ptr()); }
 __nv_bfloat16* mutable_bf16_data(const Tensor& x) { return static_cast<__nv_bfloat16*>(x.mutable_data_ptr()); }
 
-// [T, heads, dim] with dense heads within a token and rows that start at multiples of 16 bytes; the tokens may lie
-// further apart (a slice of a wider projection). Anything else is copied.
-bool has_dense_heads(const Tensor& x) {
-  const bool dense = x.stride(2) == 1 && x.stride(1) == x.size(2);
-  return dense && x.stride(0) % 8 == 0 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
-}
-Tensor dense_heads(const Tensor& x) { return has_dense_heads(x) ? x : x.clone(at::MemoryFormat::Contiguous); }
-
 void check_shape(const char* name, const Tensor& x, at::IntArrayRef shape, at::ScalarType type, const Tensor& q) {
   SLUICE_CHECK(x.sizes() == shape && x.scalar_type() == type && x.device() == q.device(),
                "gated_delta_rule: {} must be {} {} on {}, as q {} asks; got {} on {}", name, c10::str(shape),

@@ -1,13 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// On CUDA tensors: tiles of queries in ATen, with a mask that the choice of blocks is spread to. It computes every
-// score, so a long sequence costs what dense attention costs; memory is bounded by the tile.
+// On CUDA tensors: the kernels of the CUDA library (cuda.cpp) where they can run these, else a plain path: tiles of
+// queries in ATen, with a mask that the choice of blocks is spread to. That computes every score, so a long sequence
+// costs what dense attention costs without a fused kernel; memory is bounded by the tile.
+#include "sluice/core/log.h"
 #include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
+#include "sluice/kernels/common/operator.h"
 #include "sluice/kernels/common/tiled_attention.h"
 
 namespace sluice {
 namespace {
 
 using Optional = const std::optional<Tensor>&;
+using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
+                                           const Tensor&, const Tensor&, Optional, double);
+using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                    const Tensor&, const Tensor&, const Tensor&, std::int64_t,
+                                                    const Tensor&, const Tensor&, Optional, double);
+
+// Empty, or why the kernels cannot run these.
+std::string why_plain(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t block_size, double scale,
+                      bool loaded) {
+  if (!loaded) return "libsluice_cuda.so is not loaded";
+  if (q.scalar_type() != kBFloat16) return fmt::format("the kernels compute in bfloat16, and q is {}", describe(q));
+  if (q.size(2) != v.size(2) || (q.size(2) != 128 && q.size(2) != 256)) {
+    return fmt::format("the kernels take one head dim for keys and values, 128 or 256; these are {} and {}", q.size(2),
+                       v.size(2));
+  }
+  if (block_size != 4) return fmt::format("the kernels take blocks of 4 keys; these are of {}", block_size);
+  if (q.size(1) / k.size(1) > 64) {
+    return fmt::format("the kernels take at most 64 query heads a kv head; these are {}", q.size(1) / k.size(1));
+  }
+  if (scale <= 0) return fmt::format("the kernels take a positive scale; this is {}", scale);
+  return "";
+}
 
 // All but the keys of the blocks that are chosen for a query, and of its open tail.
 HiddenKeys outside(const Tensor& blocks, std::int64_t block_size) {
@@ -37,6 +62,13 @@ std::vector<KeyedSequence> sequences_of(const Tensor& q, const Tensor& k, const 
 std::tuple<Tensor, Tensor> forward_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks,
                                         std::int64_t block_size, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                         Optional seqused_k, double scale) {
+  static const auto op = registered_operator<Forward>("sluice::block_sparse_attention", "sm90");
+  const bool loaded = op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  if (const auto reason = why_plain(q, k, v, block_size, scale, loaded); reason.empty()) {
+    return op.call(q, k, v, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k, scale);
+  } else {
+    log_once("block_sparse_attention: a plain path, many times slower than the kernels: {}", reason);
+  }
   return tiled_attention(sequences_of(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k), q, k, v,
                          outside(blocks, block_size), scale);
 }
@@ -46,6 +78,13 @@ std::tuple<Tensor, Tensor, Tensor> backward_cuda(const Tensor& grad_out, const T
                                                  const Tensor& blocks, std::int64_t block_size,
                                                  const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                                  Optional seqused_k, double scale) {
+  static const auto op = registered_operator<Backward>("sluice::block_sparse_attention_backward", "sm90");
+  const bool loaded = op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  if (const auto reason = why_plain(q, k, v, block_size, scale, loaded); reason.empty()) {
+    return op.call(grad_out, q, k, v, out, lse, blocks, block_size, cu_seqlens_q, cu_seqlens_k, seqused_k, scale);
+  } else {
+    log_once("block_sparse_attention: a plain path backward, many times slower than the kernels: {}", reason);
+  }
   const auto sequences = sequences_of(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k);
   check_apart("block_sparse_attention", sequences);
   return tiled_attention_backward(sequences, grad_out, q, k, v, out, lse, outside(blocks, block_size), scale);
