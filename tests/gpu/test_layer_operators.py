@@ -135,3 +135,43 @@ def test_gradients_land_where_the_layer_wants_them():
     want = ops.gated_rms_norm_backward(grad, x, gate, weight, 1e-6, "silu")
     got = ops.gated_rms_norm_backward.into(grad, x, gate, weight, 1e-6, "silu", x, gate)
     assert torch.equal(x, want[0]) and torch.equal(gate, want[1]) and torch.equal(got, want[2])
+
+
+# Sequences of a few tokens continue states in their slots; other slots stay as they are. Sums of float32 products, and one
+# rounding of the output.
+@pytest.mark.parametrize("lengths,slots", [([1], [2]), ([1] * 5, [0, 1, 3, 4, 6]), ([3, 1, 0, 8], [1, 2, 4, 5])])
+@pytest.mark.parametrize("key_heads,value_heads", [(1, 1), (2, 6)])
+def test_cached_states(lengths, slots, key_heads, value_heads):
+    torch.manual_seed(3)
+    tokens, dim, ops = sum(lengths), 128, torch.ops.sluice
+    bounds, places = cu_seqlens(lengths), torch.tensor(slots)
+    channels = (2 * key_heads + value_heads) * dim
+    x, weight = torch.randn(tokens, channels).bfloat16(), torch.randn(channels, 1, 4).bfloat16()
+    states = torch.randn(7, channels, 3).bfloat16()
+    others = [i for i in range(7) if i not in slots]
+
+    def conv(device, dtype):
+        kept = states.to(device, dtype)
+        out = ops.causal_conv.cached(x.to(device, dtype), weight.to(device, dtype), bounds.to(device), places.to(device), kept, True)
+        return out.cpu().double(), kept.cpu().double()
+
+    (want, want_states), (got, got_states), again = conv("cpu", torch.double), conv("cuda", torch.bfloat16), conv("cuda", torch.bfloat16)
+    assert (got - want).norm() <= 3.91e-3 * want.norm()
+    assert torch.equal(got_states, want_states) and torch.equal(got, again[0])
+
+    q, k, v = (y.unflatten(1, (-1, dim)) for y in x.split([key_heads * dim, key_heads * dim, value_heads * dim], 1))
+    g, beta = -torch.rand(tokens, value_heads), torch.rand(tokens, value_heads)
+    recurrent = torch.randn(7, value_heads, dim, dim)
+
+    def rule(device, dtype, gate_dtype):
+        kept = recurrent.to(device, gate_dtype)
+        out = ops.gated_delta_rule.cached(*(y.to(device, dtype) for y in (q, k, v)), *(y.to(device, gate_dtype) for y in (g, beta)),
+                                          bounds.to(device), places.to(device), kept, dim**-0.5, True)
+        return out.cpu().double(), kept.cpu().double()
+
+    (want, want_states), (got, got_states) = rule("cpu", torch.double, torch.double), rule("cuda", torch.bfloat16, torch.float)
+    again = rule("cuda", torch.bfloat16, torch.float)
+    assert (got - want).norm() <= 3.91e-3 * want.norm()
+    assert (got_states - want_states).norm() <= 2e-6 * want_states.norm()
+    assert torch.equal(got_states[others], recurrent[others].double())
+    assert torch.equal(got, again[0]) and torch.equal(got_states, again[1])

@@ -37,12 +37,6 @@ std::vector<Span> spans_of(const Pack& pack) {
   return spans;
 }
 
-Tensor int64s(const std::vector<std::int64_t>& values, at::Device device) {
-  return at::tensor(values, at::TensorOptions().dtype(kLong)).to(device, /*non_blocking=*/true);
-}
-
-Tensor int32s(const std::vector<std::int64_t>& values, at::Device device) { return int64s(values, device).to(kInt); }
-
 // The raw keys that new blocks are made of: those of open blocks, then the pack's.
 class RawKeys {
  public:

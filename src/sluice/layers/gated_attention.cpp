@@ -5,6 +5,7 @@
 #include <cassert>
 #include <cmath>
 
+#include "sluice/kernels/attention/attention.h"
 #include "sluice/layers/context_attention.h"
 
 namespace sluice {
@@ -19,29 +20,23 @@ struct KeyValueState : MixerState {
 
   // Appends the pack's keys and values to their slots.
   void append(const Pack& pack, const Tensor& new_k, const Tensor& new_v) {
-    std::vector<std::int64_t> rows;
-    for (std::size_t n = 0; n < pack.lengths.size(); ++n) {
-      assert(pack.past[n] + pack.lengths[n] <= capacity);
-      const auto first = pack.slots[n] * capacity + pack.past[n];
-      for (std::int64_t i = 0; i < pack.lengths[n]; ++i) rows.push_back(first + i);
-    }
-    const auto place = at::tensor(rows, at::TensorOptions().dtype(kLong)).to(k.device(), /*non_blocking=*/true);
+    assert(longest(pack) <= capacity);
+    const auto place = pack.row_slots * capacity + pack.positions;
     k.index_copy_(0, place, new_k);
     v.index_copy_(0, place, new_v);
   }
 
   // Where the keys of the pack's sequences begin, and how many there are.
   SeenKeys seen_by(const Pack& pack) const {
-    std::vector<std::int32_t> begin, used;
-    for (std::size_t n = 0; n < pack.slots.size(); ++n) {
-      begin.push_back(static_cast<std::int32_t>(pack.slots[n] * capacity));
-      used.push_back(static_cast<std::int32_t>(pack.past[n] + pack.lengths[n]));
-    }
-    begin.push_back(static_cast<std::int32_t>(k.size(0)));
-    const auto there = [&](const std::vector<std::int32_t>& values) {
-      return at::tensor(values, at::TensorOptions().dtype(kInt)).to(k.device(), /*non_blocking=*/true);
-    };
-    return {.k = k, .v = v, .cu_seqlens = there(begin), .seqused = there(used), .longest = std::ranges::max(used)};
+    const auto begin = at::constant_pad_nd(pack.slot_index * capacity, {0, 1}, k.size(0)).to(kInt);
+    return {.k = k, .v = v, .cu_seqlens = begin, .seqused = pack.seen, .longest = longest(pack)};
+  }
+
+ private:
+  static std::int64_t longest(const Pack& pack) {
+    std::int64_t most = 0;
+    for (std::size_t n = 0; n < pack.past.size(); ++n) most = std::max(most, pack.past[n] + pack.lengths[n]);
+    return most;
   }
 };
 
@@ -85,7 +80,7 @@ Tensor GatedAttention::forward(const Tensor& own, const ForwardContext& context,
   Tensor out;  // [T, Hq, d]
   if (cache != nullptr) {
     cache->append(pack, k, v);
-    out = attend(q, pack.cu_seqlens, std::ranges::max(pack.lengths), cache->seen_by(pack), blocks, scale);
+    out = attend(q, pack.cu_seqlens, pack.longest(), cache->seen_by(pack), blocks, scale);
   } else {
     out = context_attention(q, k, v, blocks, context, scale);
   }
@@ -103,6 +98,11 @@ std::unique_ptr<MixerState> GatedAttention::new_state(std::int64_t slots, std::i
 }
 
 std::string GatedAttention::why_not_on_gpu(at::ScalarType) const { return ""; }
+
+// An indexer makes lists on the host.
+bool GatedAttention::is_recordable() const {
+  return indexer_ == nullptr && attention_never_waits(q_proj_.weight().scalar_type(), sizes_.head_dim, sizes_.head_dim);
+}
 
 // A query multiplies with the keys and values that it attends to: itself and those before it, or what its indexer
 // takes.

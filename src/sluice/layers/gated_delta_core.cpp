@@ -7,6 +7,7 @@
 
 #include "sluice/kernels/causal_conv/causal_conv.h"
 #include "sluice/kernels/delta_gates/delta_gates.h"
+#include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
 #include "sluice/layers/linked_delta_rule.h"
 #include "sluice/layers/pack_pieces.h"
 
@@ -73,30 +74,26 @@ class Core : public torch::autograd::Function<Core> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& projection,
                                                 const Tensor& conv_weight, const Tensor& A_log, const Tensor& dt_bias,
-                                                const Tensor& norm_weight, Optional conv_state,
-                                                Optional recurrent_state, const Pack& pack,
+                                                const Tensor& norm_weight, const Pack& pack,
                                                 const c10::intrusive_ptr<Saved>& kept) {
     const at::AutoDispatchBelowAutograd below;
     const auto& sizes = kept->sizes;
     const auto& own = kept->pieces[kept->ranks.rank()];
     const auto cu_seqlens = cu_seqlens_of(pack, own.lengths);
     const auto in = parts_of(projection, sizes);
-    const auto before = conv_state ? conv_state
-                                   : conv_state_of(kept->lookback(conv_weight).rows(in.qkv), conv_weight,
-                                                   static_cast<std::int64_t>(own.lengths.size()));
+    const auto before = conv_state_of(kept->lookback(conv_weight).rows(in.qkv), conv_weight,
+                                      static_cast<std::int64_t>(own.lengths.size()));
     const auto conv = causal_conv(in.qkv, conv_weight, cu_seqlens, before, /*silu=*/true);
     const auto heads = heads_of(conv.out, sizes);
     const auto gates = delta_gates(in.a, in.b, A_log, dt_bias);
     auto delta = linked_delta_rule({heads.q, heads.k, heads.v, gates.g, gates.beta}, pack, kept->pieces, kept->ranks,
-                                   recurrent_state, scale_of(sizes));
+                                   scale_of(sizes));
     const auto out = gated_rms_norm(delta.out, in.z, norm_weight, sizes.rms_norm_eps, sizes.output_gate).flatten(1);
     context->save_for_backward({projection, conv_weight, A_log, dt_bias, norm_weight, cu_seqlens,
                                 before.value_or(Tensor()), conv.out, gates.g, gates.beta, delta.out});
     kept->links = std::move(delta.links);
     context->saved_data["kept"] = c10::IValue::make_capsule(kept);
-    if (!recurrent_state) return {out};
-    context->mark_non_differentiable({conv.final_state, delta.final_state});
-    return {out, conv.final_state, delta.final_state};
+    return {out};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -133,23 +130,29 @@ class Core : public torch::autograd::Function<Core> {
             gate_weights.dt_bias,
             grad_norm_weight,
             Tensor(),
-            Tensor(),
-            Tensor(),
             Tensor()};
   }
 };
 
 }  // namespace
 
-GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
-                                      const Group& ranks, const std::optional<GatedDeltaCoreState>& state,
-                                      const GatedDeltaCoreSizes& sizes) {
-  const auto outputs = Core::apply(projection, weights.conv, weights.A_log, weights.dt_bias, weights.norm,
-                                   state ? std::optional(state->conv) : std::nullopt,
-                                   state ? std::optional(state->recurrent) : std::nullopt, pack,
-                                   c10::make_intrusive<Saved>(sizes, ranks, pack));
-  if (!state) return {outputs[0], std::nullopt};
-  return {outputs[0], GatedDeltaCoreState{outputs[1], outputs[2]}};
+Tensor gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
+                        const Group& ranks, const GatedDeltaCoreSizes& sizes) {
+  return Core::apply(projection, weights.conv, weights.A_log, weights.dt_bias, weights.norm, pack,
+                     c10::make_intrusive<Saved>(sizes, ranks, pack))[0];
+}
+
+Tensor gated_delta_core_cached(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
+                               GatedDeltaCoreStates& states, const GatedDeltaCoreSizes& sizes) {
+  const auto in = parts_of(projection, sizes);
+  const auto conv = causal_conv_cached(in.qkv, weights.conv, pack.cu_seqlens, pack.slot_index, states.conv,
+                                       pack.longest(), /*silu=*/true);
+  const auto heads = heads_of(conv, sizes);
+  const auto gates = delta_gates(in.a, in.b, weights.A_log, weights.dt_bias);
+  const auto out =
+      gated_delta_rule_cached(heads.q, heads.k, heads.v, gates.g, gates.beta, pack.cu_seqlens, pack.slot_index,
+                              states.recurrent, pack.longest(), scale_of(sizes), /*qk_l2norm=*/true);
+  return gated_rms_norm(out, in.z, weights.norm, sizes.rms_norm_eps, sizes.output_gate).flatten(1);
 }
 
 }  // namespace sluice

@@ -3,8 +3,6 @@
 // pack may lie in pieces on several ranks, which tell one another what stands before their first token.
 #pragma once
 
-#include <optional>
-
 #include "sluice/core/tensor.h"
 #include "sluice/kernels/gated_rms_norm/gated_rms_norm.h"
 #include "sluice/layers/pack.h"
@@ -25,23 +23,22 @@ struct GatedDeltaCoreWeights {
   const Tensor& norm;     // [V]
 };
 
-// The sequences' states before the pack, or none: zeros, and none comes back.
-struct GatedDeltaCoreState {
-  Tensor conv;       // [N, 2 Kd + Vd, W - 1]
-  Tensor recurrent;  // [N, Hv, K, V] float32
-};
-
-struct GatedDeltaCoreOutput {
-  Tensor out;                                // [T, Vd], dtype of projection
-  std::optional<GatedDeltaCoreState> state;  // after the pack, where there was one before; takes no gradient
-};
-
 // `projection` [T, 2 Kd + 2 Vd + 2 Hv]: q | k | v | z | b | a of each token of this rank's piece of the pack
-// (pieces_of() over `ranks`; states are for one rank). Differentiable in it and in the weights. One step for autograd,
-// in which every gradient takes the place of the value that it belongs to: the projection becomes its own gradient. So
-// backward may run only once; PyTorch refuses a second time. No device is waited for.
-GatedDeltaCoreOutput gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
-                                      const Group& ranks, const std::optional<GatedDeltaCoreState>& state,
-                                      const GatedDeltaCoreSizes& sizes);
+// (pieces_of() over `ranks`). Gives [T, Vd] in its dtype. Differentiable in it and in the weights. One step for
+// autograd, in which every gradient takes the place of the value that it belongs to: the projection becomes its own
+// gradient. So backward may run only once; PyTorch refuses a second time. No device is waited for.
+Tensor gated_delta_core(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
+                        const Group& ranks, const GatedDeltaCoreSizes& sizes);
+
+// What sampling keeps of every slot's sequence.
+struct GatedDeltaCoreStates {
+  Tensor conv;       // [slots, 2 Kd + Vd, W - 1]
+  Tensor recurrent;  // [slots, Hv, K, V] float32
+};
+
+// The same for a pack that continues the sequences of its slots, in one process; their states go on in place. Takes no
+// part in autograd.
+Tensor gated_delta_core_cached(const Tensor& projection, const GatedDeltaCoreWeights& weights, const Pack& pack,
+                               GatedDeltaCoreStates& states, const GatedDeltaCoreSizes& sizes);
 
 }  // namespace sluice

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "sluice/layers/gated_delta_core.h"
-#include "sluice/layers/slots.h"
 
 namespace sluice {
 namespace {
@@ -21,11 +20,10 @@ Split qkv_split(const GatedDeltaNetSizes& s) {
 }
 
 struct GatedDeltaState : MixerState {
-  Tensor conv;       // [slots, 2 Kd + Vd, kernel - 1], oldest first
-  Tensor recurrent;  // [slots, Hv, K, V] float32
+  GatedDeltaCoreStates of;
   void clear(std::int64_t slot) override {
-    conv[slot].zero_();
-    recurrent[slot].zero_();
+    of.conv[slot].zero_();
+    of.recurrent[slot].zero_();
   }
 };
 
@@ -77,33 +75,27 @@ Tensor GatedDeltaNet::project(const Tensor& x) const {
 }
 
 Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, MixerState* state) const {
-  auto* cache = static_cast<GatedDeltaState*>(state);
-  const auto& pack = context.pack;
-  std::optional<GatedDeltaCoreState> before;
-  if (cache != nullptr) before = {read_slots(cache->conv, pack), read_slots(cache->recurrent, pack)};
   const auto ranks = context.mesh.tp().size();
-  const auto core = gated_delta_core(
-      project(gather_tokens(x, context)),
-      {.conv = conv_weight_.value, .A_log = A_log_.value, .dt_bias = dt_bias_.value, .norm = norm_weight_.value}, pack,
-      context.mesh.cp(), before,
-      {.num_key_heads = sizes_.num_key_heads / ranks,
-       .num_value_heads = sizes_.num_value_heads / ranks,
-       .key_head_dim = sizes_.key_head_dim,
-       .value_head_dim = sizes_.value_head_dim,
-       .rms_norm_eps = sizes_.rms_norm_eps,
-       .output_gate = sizes_.output_gate});
-  if (cache != nullptr) {
-    write_slots(cache->conv, pack, core.state->conv);
-    write_slots(cache->recurrent, pack, core.state->recurrent);
-  }
-  return scatter_tokens(out_proj_.forward(core.out), context);
+  const GatedDeltaCoreSizes sizes{.num_key_heads = sizes_.num_key_heads / ranks,
+                                  .num_value_heads = sizes_.num_value_heads / ranks,
+                                  .key_head_dim = sizes_.key_head_dim,
+                                  .value_head_dim = sizes_.value_head_dim,
+                                  .rms_norm_eps = sizes_.rms_norm_eps,
+                                  .output_gate = sizes_.output_gate};
+  const GatedDeltaCoreWeights weights{
+      .conv = conv_weight_.value, .A_log = A_log_.value, .dt_bias = dt_bias_.value, .norm = norm_weight_.value};
+  const auto projection = project(gather_tokens(x, context));
+  const auto out = state == nullptr ? gated_delta_core(projection, weights, context.pack, context.mesh.cp(), sizes)
+                                    : gated_delta_core_cached(projection, weights, context.pack,
+                                                              static_cast<GatedDeltaState*>(state)->of, sizes);
+  return scatter_tokens(out_proj_.forward(out), context);
 }
 
 std::unique_ptr<MixerState> GatedDeltaNet::new_state(std::int64_t slots, std::int64_t,
                                                      const at::TensorOptions& activations) const {
   auto state = std::make_unique<GatedDeltaState>();
-  state->conv = at::zeros({slots, conv_channels(sizes_), sizes_.conv_kernel_dim - 1}, activations);
-  state->recurrent =
+  state->of.conv = at::zeros({slots, conv_channels(sizes_), sizes_.conv_kernel_dim - 1}, activations);
+  state->of.recurrent =
       at::zeros({slots, sizes_.num_value_heads, sizes_.key_head_dim, sizes_.value_head_dim}, activations.dtype(kFloat));
   return state;
 }

@@ -28,6 +28,7 @@ class GatedDeltaNet : public Mixer {
   std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity,
                                         const at::TensorOptions& activations) const override;
   std::string why_not_on_gpu(at::ScalarType dtype) const override;
+  bool is_recordable() const override { return true; }
   void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const override;
 
  private:

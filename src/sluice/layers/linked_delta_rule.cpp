@@ -2,7 +2,6 @@
 #include "sluice/layers/linked_delta_rule.h"
 
 #include <algorithm>
-#include <cassert>
 
 #include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
 #include "sluice/parallel/collectives.h"
@@ -72,10 +71,10 @@ bool is_inside(const PackPiece& piece) { return piece.is_inside(); }
 }  // namespace
 
 LinkedDeltaOutput linked_delta_rule(const DeltaInputs& x, const Pack& pack, const std::vector<PackPiece>& pieces,
-                                    const Group& group, const std::optional<Tensor>& initial_state, double scale) {
+                                    const Group& group, double scale) {
   const auto& own = pieces[group.rank()];
   const auto heads = x.v.size(1), key_dim = x.k.size(2), value_dim = x.v.size(2);
-  LinkedDeltaOutput result{.out = {}, .final_state = {}, .links = {.runs = runs_of(pack, own), .transitions = {}}};
+  LinkedDeltaOutput result{.out = {}, .links = {.runs = runs_of(pack, own), .transitions = {}}};
   auto& runs = result.links.runs;
   std::vector<Tensor> outs(runs.size());
   Tensor state;  // at the end of the run: B of a sequence that goes on
@@ -97,11 +96,8 @@ LinkedDeltaOutput linked_delta_rule(const DeltaInputs& x, const Pack& pack, cons
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (runs[i].begun) continue;
-    assert(!initial_state || runs.size() == 1);
-    runs[i].initial_state = initial_state;
-    const auto final_state = compute(i, runs[i].goes_on || initial_state.has_value());
+    const auto final_state = compute(i, runs[i].goes_on);
     if (runs[i].goes_on) state = final_state[0];
-    if (initial_state) result.final_state = final_state;
   }
 
   // 2. The states at the ranks' ends, and with them the one at this rank's beginning.

@@ -35,15 +35,13 @@ struct DeltaLinks {
 };
 
 struct LinkedDeltaOutput {
-  Tensor out;          // [T, Hv, V]
-  Tensor final_state;  // [N, Hv, K, V] with `initial_state`, otherwise undefined
+  Tensor out;  // [T, Hv, V]
   DeltaLinks links;
 };
 
-// initial_state [N, Hv, K, V]: of a pack that lies on this rank alone, where it continues cached sequences. q and k are
-// divided by their norms. Takes no part in autograd.
+// q and k are divided by their norms. Takes no part in autograd.
 LinkedDeltaOutput linked_delta_rule(const DeltaInputs& x, const Pack& pack, const std::vector<PackPiece>& pieces,
-                                    const Group& group, const std::optional<Tensor>& initial_state, double scale);
+                                    const Group& group, double scale);
 
 // The gradients of q, k and v take their place. Gives those of g and beta.
 struct LinkedDeltaGradients {

@@ -19,7 +19,19 @@ struct Pack {
   std::vector<std::int64_t> slots;    // rising; empty: no states
   Tensor cu_seqlens;                  // [N + 1] int32
   Tensor positions;                   // [T] int64: past + index within the sequence
+  // With slots alone:
+  Tensor slot_index = {};        // [N] int64: slots
+  Tensor row_slots = {};         // [T] int64: the slot of each token
+  Tensor seen = {};              // [N] int32: past + length
+  std::int64_t longest() const;  // of `lengths`
 };
+
+// The values as a tensor on `device`, where the host need not wait for them.
+Tensor int64s(const std::vector<std::int64_t>& values, at::Device device);
+Tensor int32s(const std::vector<std::int64_t>& values, at::Device device);
+
+// [n + 1] int32 on `device`: 0, then the end of each of these lengths.
+Tensor cu_seqlens_of(const std::vector<std::int64_t>& lengths, at::Device device);
 
 // A training pack, or with `past` and `slots` one that continues cached sequences; its tensors on `device`.
 Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past = {},

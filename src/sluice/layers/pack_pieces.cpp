@@ -40,9 +40,7 @@ std::vector<PackPiece> pieces_of(const Pack& pack, std::int64_t ranks) {
 
 Tensor cu_seqlens_of(const Pack& pack, const std::vector<std::int64_t>& lengths) {
   if (lengths == pack.lengths) return pack.cu_seqlens;
-  std::vector<std::int32_t> bounds{0};
-  for (const auto length : lengths) bounds.push_back(bounds.back() + static_cast<std::int32_t>(length));
-  return at::tensor(bounds, at::TensorOptions().dtype(kInt)).to(pack.cu_seqlens.device(), /*non_blocking=*/true);
+  return cu_seqlens_of(lengths, pack.cu_seqlens.device());
 }
 
 Lookback::Lookback(const std::vector<PackPiece>& pieces, std::int64_t reach, const Group& group) : group_(group) {

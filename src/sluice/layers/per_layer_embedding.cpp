@@ -52,22 +52,22 @@ ConvOutput dilated_causal_conv(const Tensor& x, const Tensor& weight, const std:
                                const std::optional<Tensor>& history, std::int64_t dilation) {
   const auto reach = (weight.size(2) - 1) * dilation;
   std::vector<std::int64_t> order, kept;  // tokens by part; of [histories | x] the rows that become the next history
-  std::vector<std::int32_t> bounds{0};
+  std::vector<std::int64_t> bounds{0};
   const auto histories = static_cast<std::int64_t>(lengths.size()) * reach;
   std::int64_t begin = 0;
   for (std::size_t n = 0; n < lengths.size(); ++n) {
     const auto length = lengths[n], own = static_cast<std::int64_t>(n) * reach;
     for (std::int64_t part = 0; part < dilation; ++part) {
       for (auto i = part; i < length; i += dilation) order.push_back(begin + i);
-      bounds.push_back(static_cast<std::int32_t>(order.size()));
+      bounds.push_back(static_cast<std::int64_t>(order.size()));
     }
     for (auto i = length - reach; i < length; ++i) {
       kept.push_back(i < 0 ? own + reach + i : histories + begin + i);
     }
     begin += length;
   }
-  const auto index = at::tensor(order, at::TensorOptions().dtype(kLong)).to(x.device());
-  const auto cu_seqlens = at::tensor(bounds, at::TensorOptions().dtype(kInt)).to(x.device());
+  const auto index = int64s(order, x.device());
+  const auto cu_seqlens = int32s(bounds, x.device());
   std::optional<Tensor> parts;  // [N dilation, C, W - 1]
   if (history) parts = history->unflatten(2, {weight.size(2) - 1, dilation}).permute({0, 3, 1, 2}).flatten(0, 1);
   const auto out = causal_conv(x.index_select(0, index), weight, cu_seqlens, parts, /*silu=*/true).out;
@@ -75,7 +75,7 @@ ConvOutput dilated_causal_conv(const Tensor& x, const Tensor& weight, const std:
   ConvOutput result{.out = out.index_select(0, place), .history = Tensor()};
   if (history) {
     const auto rows = at::cat({history->transpose(1, 2).flatten(0, 1), x});
-    const auto last = rows.index_select(0, at::tensor(kept, at::TensorOptions().dtype(kLong)).to(x.device()));
+    const auto last = rows.index_select(0, int64s(kept, x.device()));
     result.history = last.view({-1, reach, x.size(1)}).transpose(1, 2).contiguous();
   }
   return result;

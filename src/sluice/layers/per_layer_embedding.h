@@ -51,6 +51,7 @@ class PerLayerEmbedding : public Mixer {
   std::unique_ptr<MixerState> new_state(std::int64_t slots, std::int64_t capacity,
                                         const at::TensorOptions& activations) const override;
   std::string why_not_on_gpu(at::ScalarType) const override { return ""; }
+  bool is_recordable() const override { return false; }  // its table lies with the host
   void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const override;
   std::int64_t table_rows() const { return ple_embedding_.hash().table_rows(); }
 

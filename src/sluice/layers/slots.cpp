@@ -9,21 +9,17 @@ bool all_slots(const Tensor& state, const Pack& pack) {
   return static_cast<std::int64_t>(pack.slots.size()) == state.size(0);
 }
 
-Tensor slot_index(const Tensor& state, const Pack& pack) {
-  return at::tensor(pack.slots, at::TensorOptions().dtype(kLong)).to(state.device(), /*non_blocking=*/true);
-}
-
 }  // namespace
 
 Tensor read_slots(const Tensor& state, const Pack& pack) {
-  return all_slots(state, pack) ? state : state.index_select(0, slot_index(state, pack));
+  return all_slots(state, pack) ? state : state.index_select(0, pack.slot_index);
 }
 
 void write_slots(Tensor& state, const Pack& pack, const Tensor& rows) {
   if (all_slots(state, pack)) {
     state = rows;
   } else {
-    state.index_copy_(0, slot_index(state, pack), rows);
+    state.index_copy_(0, pack.slot_index, rows);
   }
 }
 

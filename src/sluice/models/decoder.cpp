@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/models/decoder.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "sluice/layers/experts.h"
@@ -75,6 +76,10 @@ BlockState Block::new_state(std::int64_t slots, std::int64_t capacity, const at:
 std::string Block::why_not_on_gpu(at::ScalarType dtype) const {
   if (auto reason = mixer_.why_not_on_gpu(dtype); !reason.empty()) return reason;
   return feed_forward_.why_not_on_gpu();
+}
+
+bool Block::is_recordable() const {
+  return mixer_.is_recordable() && (per_layer_embedding_ == nullptr || per_layer_embedding_->is_recordable());
 }
 
 void Block::count_operations(std::span<const std::int64_t> lengths, Operations& operations) const {
@@ -154,6 +159,10 @@ std::string Decoder::why_not_on_gpu(at::ScalarType dtype) const {
     if (auto reason = block->why_not_on_gpu(dtype); !reason.empty()) return reason;
   }
   return "";
+}
+
+bool Decoder::is_recordable() const {
+  return std::ranges::all_of(blocks_, [](const auto* block) { return block->is_recordable(); });
 }
 
 Operations Decoder::forward_operations(std::span<const std::int64_t> lengths, std::int64_t asked) const {

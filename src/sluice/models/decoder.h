@@ -59,6 +59,7 @@ class Block : public Module {
   Tensor forward(const Tensor& residual, const ForwardContext& context, const BlockState* state) const;  // [T, R]
   BlockState new_state(std::int64_t slots, std::int64_t capacity, const at::TensorOptions& activations) const;
   std::string why_not_on_gpu(at::ScalarType dtype) const;
+  bool is_recordable() const;
   void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const;
 
  private:
@@ -104,6 +105,9 @@ class Decoder : public Module {
 
   // Empty, or why this model cannot run on a GPU with activations in `dtype`.
   std::string why_not_on_gpu(at::ScalarType dtype) const;
+
+  // Whether a decoding step on a GPU can be recorded (kernels/common/recorded_work.h).
+  bool is_recordable() const;
 
   // Of a forward pass over sequences of these lengths, the head over `asked` tokens.
   Operations forward_operations(std::span<const std::int64_t> lengths, std::int64_t asked) const;

@@ -84,7 +84,8 @@ std::vector<SampledToken> draw_rows(const Tensor& logits, std::int64_t drawable,
   }
   auto id = scores.argmax(1, /*keepdim=*/true);
   Tensor log_probability;
-  const auto is_greedy = column(rows, device, [](const RowToSample& row) { return !draws(row.parameters); }).to(at::kBool);
+  const auto is_greedy =
+      column(rows, device, [](const RowToSample& row) { return !draws(row.parameters); }).to(at::kBool);
   if (any(rows, draws)) {
     const auto temperature = column(
         rows, device, [](const RowToSample& row) { return draws(row.parameters) ? row.parameters.temperature : 1; });

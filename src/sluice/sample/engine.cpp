@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "sluice/core/error.h"
-#include "sluice/kernels/common/matmul.h"
 #include "sluice/layers/experts.h"
 #include "sluice/sample/device_sampler.h"
 #include "sluice/sample/random.h"
@@ -16,20 +15,6 @@
 namespace sluice {
 
 namespace {
-
-// [n, V] float32 whatever the operands are: rounded to bfloat16, log-probabilities would be off by percents, and not
-// those that training finds for the same tokens.
-Tensor logits_of(const Tensor& hidden, const Tensor& head) {
-  auto logits = at::empty({hidden.size(0), head.size(0)}, hidden.options().dtype(kFloat));
-  if (hidden.is_cpu()) {
-    matmul_into(logits, hidden, head.t(), /*accumulate=*/false);
-  } else if (hidden.scalar_type() == kFloat) {
-    at::mm_out(logits, hidden, head.t());
-  } else {
-    at::mm_out(logits, hidden, head.t(), kFloat);
-  }
-  return logits;
-}
 
 // The choices of all blocks, [T, blocks, k] int16 on the CPU; undefined where no block has a router.
 Tensor stack_blocks(const ExpertRoutes& routes, std::int64_t blocks) {
@@ -87,6 +72,7 @@ struct Engine::StepPlan {
   std::vector<std::size_t> sampling;    // slots whose last known token is in the pack
   std::vector<std::int64_t> last_rows;  // where, for each of `sampling`
   std::vector<std::int64_t> tokens;
+  bool is_decoding() const { return tokens.size() == sampling.size(); }  // one token of each sequence
 };
 
 Engine::Engine(const Decoder& decoder, Tokenizer tokenizer, std::vector<TokenId> stop_ids, const EngineSizes& sizes)
@@ -161,7 +147,7 @@ Engine::StepPlan Engine::plan() const {
 // The rows of the tokens whose successors are to be sampled.
 Tensor Engine::last_hidden(const Tensor& hidden, const StepPlan& plan) const {
   if (plan.last_rows.size() == plan.tokens.size()) return hidden;
-  return hidden.index_select(0, at::tensor(plan.last_rows, at::TensorOptions().dtype(kLong)).to(hidden.device()));
+  return hidden.index_select(0, int64s(plan.last_rows, hidden.device()));
 }
 
 bool Engine::keeps_experts(const StepPlan& plan) const {
@@ -170,9 +156,27 @@ bool Engine::keeps_experts(const StepPlan& plan) const {
 }
 
 void Engine::sleep() {
-  SLUICE_CHECK(waiting_.empty() && std::ranges::all_of(slots_, [](const auto& s) { return s == nullptr; }),
-               "engine: sequences are running; it can sleep between them alone");
+  SLUICE_CHECK(waiting_.empty() && is_idle(), "engine: sequences are running; it can sleep between them alone");
+  graphs_.reset();
   state_ = {};
+}
+
+// The logits after the tokens whose successors are to be sampled, [n, V] float32; undefined where there are none.
+Tensor Engine::forward(const StepPlan& plan, ExpertRoutes* routes) {
+  const auto device = decoder_.device();
+  if (records_steps() && plan.is_decoding()) {
+    if (graphs_ == nullptr) graphs_ = std::make_unique<DecodeGraphs>(decoder_, sizes_.capacity);
+    std::vector<DecodeRow> rows;
+    for (std::size_t n = 0; n < plan.slots.size(); ++n) rows.push_back({plan.tokens[n], plan.slots[n], plan.past[n]});
+    auto output = graphs_->step(rows, /*spare_slot=*/sizes_.slots, state_, routes != nullptr);
+    if (routes != nullptr) *routes = std::move(output.routes);
+    return output.logits;
+  }
+  const auto hidden =
+      decoder_.forward(int64s(plan.tokens, device), make_pack(plan.lengths, plan.past, plan.slots, device), &state_,
+                       /*router_load=*/nullptr, /*residual=*/nullptr, routes);
+  if (plan.sampling.empty()) return {};
+  return logits_of(last_hidden(hidden, plan), decoder_.head());
 }
 
 std::vector<SampledToken> Engine::draw(const Tensor& logits, const StepPlan& plan) {
@@ -194,16 +198,14 @@ std::vector<SampledToken> Engine::draw(const Tensor& logits, const StepPlan& pla
 
 bool Engine::step() {
   const c10::InferenceMode inference;
-  if (state_.blocks.empty()) state_ = decoder_.new_state(sizes_.slots, sizes_.capacity);
+  // Where steps are recorded one slot more, for rows that such a step has too many.
+  if (state_.blocks.empty()) state_ = decoder_.new_state(sizes_.slots + (records_steps() ? 1 : 0), sizes_.capacity);
+  if (is_idle() && graphs_ != nullptr && graphs_->are_stale()) graphs_.reset();
   admit();
   const auto plan = this->plan();
   if (plan.tokens.empty()) return false;
-  const auto device = decoder_.device();
-  const auto tokens = at::tensor(plan.tokens, at::TensorOptions().dtype(kLong)).to(device);
   ExpertRoutes routes;
-  const auto hidden =
-      decoder_.forward(tokens, make_pack(plan.lengths, plan.past, plan.slots, device), &state_,
-                       /*router_load=*/nullptr, /*residual=*/nullptr, keeps_experts(plan) ? &routes : nullptr);
+  const auto logits = forward(plan, keeps_experts(plan) ? &routes : nullptr);
   const auto experts = stack_blocks(routes, decoder_.num_blocks());
   std::int64_t first_row = 0;
   for (std::size_t n = 0; n < plan.slots.size(); ++n) {
@@ -216,7 +218,7 @@ bool Engine::step() {
   }
   if (plan.sampling.empty()) return true;
 
-  const auto drawn = draw(logits_of(last_hidden(hidden, plan), decoder_.head()), plan);
+  const auto drawn = draw(logits, plan);
   for (std::size_t row = 0; row < drawn.size(); ++row) accept(plan.sampling[row], drawn[row]);
   return true;
 }

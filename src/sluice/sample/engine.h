@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "sluice/models/decoder.h"
+#include "sluice/sample/decode_graphs.h"
 #include "sluice/sample/sampler.h"
 #include "sluice/sample/stop.h"
 
@@ -71,16 +72,21 @@ class Engine {
   // Ids that can be drawn: those below this one.
   std::int64_t drawable() const { return std::min(tokenizer_.vocab_size(), decoder_.vocab_size()); }
 
-  // Gives the memory of the layers' states back. The next step() makes them anew, so nothing that older weights
-  // computed is left. Nothing may be running or waiting.
+  // Gives the memory of the layers' states and of recorded steps back. The next step() makes them anew, so nothing that
+  // older weights computed is left. Nothing may be running or waiting.
   void sleep();
 
  private:
   struct Sequence;
   struct StepPlan;  // what each slot puts into the pack of a step
 
+  bool is_idle() const {
+    return std::ranges::all_of(slots_, [](const auto& slot) { return slot == nullptr; });
+  }
+  bool records_steps() const { return decoder_.device().is_cuda() && decoder_.is_recordable(); }
   void admit();
   StepPlan plan() const;
+  Tensor forward(const StepPlan& plan, ExpertRoutes* routes);
   std::vector<SampledToken> draw(const Tensor& logits, const StepPlan& plan);
   bool keeps_experts(const StepPlan& plan) const;
   void accept(std::size_t slot, const SampledToken& token);
@@ -91,8 +97,9 @@ class Engine {
   Tokenizer tokenizer_;
   std::vector<TokenId> stop_ids_;  // sorted
   EngineSizes sizes_;
-  DecoderState state_;  // without blocks: asleep
-  Sampler sampler_;     // of the CPU; device_sampler.h of others
+  DecoderState state_;                    // without blocks: asleep
+  std::unique_ptr<DecodeGraphs> graphs_;  // null: none was recorded yet
+  Sampler sampler_;                       // of the CPU; device_sampler.h of others
   std::deque<GenerationRequest> waiting_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null: free
 };

@@ -36,6 +36,9 @@ Tensor attention(                            // [Tq, Hq, dv], dtype of q
     std::int64_t max_seqlen_k,               // at least the keys of the longest sequence
     double scale);                           // usually d^-1/2
 
+// Whether the host never waits for a GPU in attention(), with q in `dtype`.
+bool attention_never_waits(at::ScalarType dtype, std::int64_t key_dim, std::int64_t value_dim);
+
 // The equation above, sequence by sequence, in ATen, for any float type: what the words mean. Builds Lq x Lk scores.
 Tensor attention_definition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
                             const Tensor& cu_seqlens_k, const std::optional<Tensor>& seqused_k, double scale);

@@ -16,13 +16,16 @@ namespace {
 using Optional = const std::optional<Tensor>&;
 
 // Empty, or why flash attention cannot run these.
-std::string why_not_flash(const Tensor& q, const Tensor& v) {
-  if (q.scalar_type() != kBFloat16) return fmt::format("it computes in bfloat16, and q is {}", describe(q));
-  if (q.size(2) != v.size(2) || q.size(2) % 8 != 0 || q.size(2) > 256) {
+std::string why_not_flash(at::ScalarType dtype, std::int64_t key_dim, std::int64_t value_dim) {
+  if (dtype != kBFloat16) return fmt::format("it computes in bfloat16, and q is {}", c10::toString(dtype));
+  if (key_dim != value_dim || key_dim % 8 != 0 || key_dim > 256) {
     return fmt::format("it takes one head dim for keys and values, a multiple of 8 up to 256, and these are {} and {}",
-                       q.size(2), v.size(2));
+                       key_dim, value_dim);
   }
   return "";
+}
+std::string why_not_flash(const Tensor& q, const Tensor& v) {
+  return why_not_flash(q.scalar_type(), q.size(2), v.size(2));
 }
 
 Tensor dense_heads(const Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
@@ -111,6 +114,10 @@ std::tuple<Tensor, Tensor, Tensor> backward_cuda(const Tensor& grad_out, const T
 }
 
 }  // namespace
+
+bool attention_never_waits(at::ScalarType dtype, std::int64_t key_dim, std::int64_t value_dim) {
+  return why_not_flash(dtype, key_dim, value_dim).empty();
+}
 
 TORCH_LIBRARY_IMPL(sluice, CUDA, m) {
   m.impl("attention", forward_cuda);

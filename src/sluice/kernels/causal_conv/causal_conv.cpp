@@ -16,6 +16,10 @@ using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, Optional, con
 using BackwardInto = std::tuple<Tensor, Tensor>(const Tensor&, Optional, const Tensor&, const Tensor&, const Tensor&,
                                                 Optional, bool, Tensor&);
 
+using Cached = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Tensor&, bool);
+
+constexpr std::int64_t kFewTokens = 8;  // a GPU's thread walks them
+
 void check_inputs(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens, Optional initial_state) {
   constexpr auto op = "causal_conv";
   check_float_type(op, "x", x);
@@ -93,6 +97,13 @@ std::tuple<Tensor, Tensor> forward_autograd(const Tensor& x, const Tensor& weigh
   return {outputs[0], outputs[1]};
 }
 
+Tensor cached_by_copy(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens, const Tensor& slots,
+                      Tensor& states, bool silu) {
+  const auto output = causal_conv(x, weight, cu_seqlens, states.index_select(0, slots), silu);
+  states.index_copy_(0, slots, output.final_state);
+  return output.out;
+}
+
 }  // namespace
 
 CausalConvOutput causal_conv(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens, Optional initial_state,
@@ -100,6 +111,13 @@ CausalConvOutput causal_conv(const Tensor& x, const Tensor& weight, const Tensor
   static const auto op = registered_operator<Forward>("sluice::causal_conv");
   auto [out, final_state] = op.call(x, weight, cu_seqlens, initial_state, silu);
   return {out, final_state};
+}
+
+Tensor causal_conv_cached(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens, const Tensor& slots,
+                          Tensor& states, std::int64_t max_seqlen, bool silu) {
+  if (max_seqlen > kFewTokens) return cached_by_copy(x, weight, cu_seqlens, slots, states, silu);
+  static const auto op = registered_operator<Cached>("sluice::causal_conv", "cached");
+  return op.call(x, weight, cu_seqlens, slots, states, silu);
 }
 
 CausalConvGradients causal_conv_backward(const Tensor& grad_out, Optional grad_final_state, const Tensor& x,
@@ -112,6 +130,9 @@ CausalConvGradients causal_conv_backward(const Tensor& grad_out, Optional grad_f
 
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
+      "causal_conv.cached(Tensor x, Tensor weight, Tensor cu_seqlens, Tensor slots, Tensor(a!) states, bool silu) -> "
+      "Tensor out");
+  m.def(
       "causal_conv(Tensor x, Tensor weight, Tensor cu_seqlens, Tensor? initial_state, bool silu) -> (Tensor out, "
       "Tensor final_state)");
   m.def(
@@ -122,7 +143,10 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
       "cu_seqlens, "
       "Tensor? initial_state, bool silu, Tensor(a!) grad_x) -> (Tensor grad_weight, Tensor grad_initial_state)");
 }
-TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) { m.impl("causal_conv_backward.into", backward_into); }
+TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) {
+  m.impl("causal_conv.cached", cached_by_copy);
+  m.impl("causal_conv_backward.into", backward_into);
+}
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("causal_conv", forward_meta);
   m.impl("causal_conv_backward", backward_meta);

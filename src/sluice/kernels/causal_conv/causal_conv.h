@@ -29,6 +29,15 @@ CausalConvOutput causal_conv(const Tensor& x,                             // [T,
                              const std::optional<Tensor>& initial_state,  // as final_state; none: zero
                              bool silu);
 
+// The convolution for sequences whose states live in a cache, while sampling: states[slots[n]] is the initial state of
+// sequence n, and its final state takes that place. Sequences of a few tokens are computed where the states lie, on a
+// GPU without waiting for anything; longer ones through copies. The same errors. Takes no part in autograd.
+Tensor causal_conv_cached(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens,  // out [T, C], dtype of x
+                          const Tensor& slots,                                              // [N] int64, rising
+                          Tensor& states,           // [S, C, W - 1], dtype of x, dense; others stay as they are
+                          std::int64_t max_seqlen,  // tokens of the longest sequence, at least
+                          bool silu);
+
 // The gradients for a layer that lays out its own: that of x is written to grad_x, of x's shape and dtype, with any
 // stride between tokens, which may be x itself. Takes no part in autograd.
 struct CausalConvGradients {

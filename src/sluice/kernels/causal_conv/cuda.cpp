@@ -68,6 +68,27 @@ std::tuple<Tensor, Tensor> forward_cuda(const Tensor& x, const Tensor& weight, c
   return {out, final_state};
 }
 
+Tensor cached_cuda(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens, const Tensor& slots, Tensor& states,
+                   bool silu) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const Inputs inputs = make_inputs(x, weight, cu_seqlens, std::nullopt);
+  CausalConvCachedParams params{};
+  params.conv = make_params(inputs, silu);
+  SLUICE_CHECK(slots.scalar_type() == kLong && slots.numel() == params.conv.sequences && slots.is_contiguous() &&
+                   states.is_contiguous() && states.scalar_type() == x.scalar_type() && states.dim() == 3 &&
+                   states.size(1) == x.size(1) && states.size(2) == 3,
+               "causal_conv: slots must be int64 [{}] and states [S, {}, 3] in the dtype of x, both dense; got {}, {}",
+               params.conv.sequences, x.size(1), describe(slots), describe(states));
+  check_device(kOp, "slots", slots, x);
+  check_device(kOp, "states", states, x);
+  const Tensor out = at::empty(x.sizes(), x.options());
+  params.conv.out = out.mutable_data_ptr();
+  params.slots = slots.const_data_ptr<std::int64_t>();
+  params.states = states.mutable_data_ptr();
+  check_launch(kOp, launch_causal_conv_cached(params, c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
 std::tuple<Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Optional grad_final_state, const Tensor& x,
                                               const Tensor& weight, const Tensor& cu_seqlens, Optional initial_state,
                                               bool silu, Tensor& grad_x) {
@@ -114,6 +135,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_cuda(const Tensor& grad_out, Optiona
 
 TORCH_LIBRARY_IMPL(sluice, CUDA, m) {
   m.impl("causal_conv", forward_cuda);
+  m.impl("causal_conv.cached", cached_cuda);
   m.impl("causal_conv_backward", backward_cuda);
   m.impl("causal_conv_backward.into", backward_into_cuda);
 }

@@ -24,6 +24,13 @@ struct CausalConvParams {
   void* final_state;  // [N, C, 3]
 };
 
+// A few tokens of each sequence, whose states are read and written in place.
+struct CausalConvCachedParams {
+  CausalConvParams conv;  // without initial_state and final_state
+  const int64_t* slots;   // [N]
+  void* states;           // [.., C, 3] in the type of x
+};
+
 struct CausalConvBackwardParams {
   CausalConvParams forward;      // its out and final_state are not used
   const void* grad_out;          // [T, C]
@@ -41,6 +48,7 @@ struct CausalConvBackwardParams {
 int32_t causal_conv_strips(int32_t tokens);
 
 cudaError_t launch_causal_conv(const CausalConvParams& params, cudaStream_t stream);
+cudaError_t launch_causal_conv_cached(const CausalConvCachedParams& params, cudaStream_t stream);
 cudaError_t launch_causal_conv_backward(const CausalConvBackwardParams& params, cudaStream_t stream);
 
 }  // namespace sluice

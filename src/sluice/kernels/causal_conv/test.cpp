@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "sluice/core/error.h"
@@ -208,6 +209,25 @@ TEST(CausalConv, RefusesWhatItCannotMean) {
       ThrowsMessage<Error>(HasSubstr("initial_state must be [N=1, C=6, W-1=3] in the dtype of x")));
   EXPECT_THAT([&] { causal_conv(x, weight.to(kBFloat16), bounds, std::nullopt, true); },
               ThrowsMessage<Error>(HasSubstr("weight must have the dtype of x or float32")));
+}
+
+// As by argument, bit for bit; other slots keep theirs.
+TEST(CausalConv, ContinuesTheStatesOfItsSlots) {
+  const std::vector<std::vector<std::int64_t>> packs{{1, 1, 1}, {3, 0, 8}, {70, 1, 5}};
+  for (const auto& lengths : packs) {
+    SCOPED_TRACE(lengths[0]);
+    at::manual_seed(12);
+    const auto p = draw({.name = "", .lengths = lengths, .channels = 33, .width = 4});
+    const auto inputs = to_type(p.inputs, kFloat);
+    const auto place = at::tensor(std::vector<std::int64_t>{1, 2, 4});
+    const auto before = at::randn({6, 33, 3});
+    auto states = before.clone();
+    const auto out = causal_conv_cached(inputs[0], inputs[1], p.cu_seqlens, place, states, std::ranges::max(lengths),
+                                        /*silu=*/true);
+    const auto want = causal_conv(inputs[0], inputs[1], p.cu_seqlens, before.index_select(0, place), /*silu=*/true);
+    EXPECT_TRUE(out.equal(want.out));
+    EXPECT_TRUE(states.equal(before.index_copy(0, place, want.final_state)));
+  }
 }
 
 }  // namespace

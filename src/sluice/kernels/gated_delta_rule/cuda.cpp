@@ -106,6 +106,23 @@ std::tuple<Tensor, Tensor, Tensor> gated_delta_rule_cuda(const Tensor& q, const 
   return {out, final_state, checkpoints};
 }
 
+Tensor cached_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                   const Tensor& cu_seqlens, const Tensor& slots, Tensor& states, double scale, bool qk_l2norm) {
+  const c10::cuda::CUDAGuard device(q.device());
+  const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, std::nullopt);
+  GatedDeltaCachedParams params{};
+  params.rule = make_params(inputs, scale, qk_l2norm);
+  check_shape("slots", slots, {params.rule.sequences}, kLong, q);
+  check_shape("states", states, {states.size(0), v.size(1), q.size(2), v.size(2)}, kFloat, q);
+  SLUICE_CHECK(states.is_contiguous() && slots.is_contiguous(), "gated_delta_rule: states and slots must be dense");
+  const Tensor out = at::empty(v.sizes(), v.options());
+  params.rule.out = mutable_bf16_data(out);
+  params.slots = slots.const_data_ptr<std::int64_t>();
+  params.states = states.mutable_data_ptr<float>();
+  check_launch(kOp, launch_gated_delta_rule_cached(params, c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
 void check_gradient(const char* name, const Tensor& grad, const Tensor& x) {
   check_shape(name, grad, x.sizes(), kBFloat16, x);
   SLUICE_CHECK(has_dense_heads(grad),
@@ -170,6 +187,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(
 
 TORCH_LIBRARY_IMPL(sluice, CUDA, m) {
   m.impl("gated_delta_rule", gated_delta_rule_cuda);
+  m.impl("gated_delta_rule.cached", cached_cuda);
   m.impl("gated_delta_rule_backward", backward_cuda);
   m.impl("gated_delta_rule_backward.into", backward_into_cuda);
 }

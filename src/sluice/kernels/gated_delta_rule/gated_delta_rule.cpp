@@ -20,6 +20,11 @@ using BackwardInto = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, Optional,
                                                         Optional, const Tensor&, double, bool, Tensor&, Tensor&,
                                                         Tensor&);
 
+using Cached = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      const Tensor&, Tensor&, double, bool);
+
+constexpr std::int64_t kFewTokens = 8;  // a GPU takes them one by one
+
 void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                   const Tensor& cu_seqlens, Optional initial_state) {
   constexpr auto op = "gated_delta_rule";
@@ -128,6 +133,19 @@ std::tuple<Tensor, Tensor, Tensor> backward_into(const Tensor& grad_out, Optiona
   return {dg, dbeta, dstate};
 }
 
+Tensor cached_by_copy(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                      const Tensor& cu_seqlens, const Tensor& slots, Tensor& states, double scale, bool qk_l2norm) {
+  const bool all = slots.size(0) == states.size(0);  // rising, they are 0, 1, ..
+  const auto output = gated_delta_rule(q, k, v, g, beta, cu_seqlens, all ? states : states.index_select(0, slots),
+                                       scale, qk_l2norm, /*output_final_state=*/true);
+  if (all) {
+    states.copy_(output.final_state);
+  } else {
+    states.index_copy_(0, slots, output.final_state);
+  }
+  return output.out;
+}
+
 }  // namespace
 
 GatedDeltaOutput gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
@@ -137,6 +155,14 @@ GatedDeltaOutput gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor
   auto [out, final_state, checkpoints] =
       op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm, output_final_state);
   return {out, final_state, checkpoints};
+}
+
+Tensor gated_delta_rule_cached(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                               const Tensor& cu_seqlens, const Tensor& slots, Tensor& states, std::int64_t max_seqlen,
+                               double scale, bool qk_l2norm) {
+  if (max_seqlen > kFewTokens) return cached_by_copy(q, k, v, g, beta, cu_seqlens, slots, states, scale, qk_l2norm);
+  static const auto op = registered_operator<Cached>("sluice::gated_delta_rule", "cached");
+  return op.call(q, k, v, g, beta, cu_seqlens, slots, states, scale, qk_l2norm);
 }
 
 GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, Optional grad_final_state, const Tensor& q,
@@ -152,6 +178,9 @@ GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, Optional g
 
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
+      "gated_delta_rule.cached(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor slots, "
+      "Tensor(a!) states, float scale, bool qk_l2norm) -> Tensor out");
+  m.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, "
       "float scale, bool qk_l2norm, bool output_final_state=True) -> (Tensor out, Tensor final_state, Tensor "
       "checkpoints)");
@@ -165,7 +194,10 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
       "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> (Tensor grad_g, Tensor grad_beta, Tensor "
       "grad_initial_state)");
 }
-TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) { m.impl("gated_delta_rule_backward.into", backward_into); }
+TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) {
+  m.impl("gated_delta_rule.cached", cached_by_copy);
+  m.impl("gated_delta_rule_backward.into", backward_into);
+}
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("gated_delta_rule", forward_meta);
   m.impl("gated_delta_rule_backward", backward_meta);

@@ -37,6 +37,17 @@ GatedDeltaOutput gated_delta_rule(
     bool qk_l2norm,                              // divide each q and k by sqrt(sum of squares + 1e-6) first
     bool output_final_state = true);             // of thousands of sequences it is gigabytes
 
+// The rule for sequences whose states live in a cache, while sampling: sequence n begins with states[slots[n]] and
+// leaves its final state there. Sequences of a few tokens are computed where the states lie, on a GPU without waiting
+// for anything; longer ones through copies. Takes no part in autograd. Errors as above; of few tokens the state's is
+// float32's.
+Tensor gated_delta_rule_cached(  // out [T, Hv, V], dtype of v
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+    const Tensor& slots,      // [N] int64, rising
+    Tensor& states,           // [S, Hv, K, V] as final_state, dense; those of other slots stay as they are
+    std::int64_t max_seqlen,  // tokens of the longest sequence, at least
+    double scale, bool qk_l2norm);
+
 // The gradients for a layer that lays out its own: those of q, k and v are written to grad_q, grad_k and grad_v, of
 // their shapes and dtype with dense heads and any stride between tokens, which may be q, k and v themselves. Takes no
 // part in autograd.

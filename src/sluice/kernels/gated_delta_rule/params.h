@@ -47,6 +47,13 @@ struct GatedDeltaBackwardParams {
   float* grad_initial_state;  // [n, Hv, K, V], or null when not wanted
 };
 
+// A few tokens of each sequence, whose states are read and written in place.
+struct GatedDeltaCachedParams {
+  GatedDeltaParams rule;  // without initial_state, workspace, checkpoints and final_state
+  const int64_t* slots;   // [n]
+  float* states;          // [.., Hv, K, V]
+};
+
 // Empty when the Hopper kernels can run it, otherwise what stands in the way.
 std::string_view why_unsupported(const GatedDeltaParams& params);
 
@@ -56,6 +63,7 @@ size_t gated_delta_rule_workspace_bytes(const GatedDeltaParams& params);
 size_t gated_delta_rule_backward_workspace_bytes(const GatedDeltaParams& params);
 
 cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStream_t stream);
+cudaError_t launch_gated_delta_rule_cached(const GatedDeltaCachedParams& params, cudaStream_t stream);
 cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams& params, cudaStream_t stream);
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "sluice/core/error.h"
@@ -265,6 +266,35 @@ TEST(GatedDeltaRule, RefusesWhatItCannotMean) {
   expect_error("Hv a multiple of Hk", [&] {
     gated_delta_rule(x[0], x[1], x[2].narrow(1, 0, 3), x[3], x[4], p.cu_seqlens, std::nullopt, 1, true);
   });
+}
+
+// What begins in the slots' states and is left there is what comes and goes by argument otherwise, bit for bit; other
+// slots keep theirs.
+TEST(GatedDeltaRule, ContinuesTheStatesOfItsSlots) {
+  const std::vector<std::vector<std::int64_t>> packs{{1, 1, 1}, {3, 0, 8}, {70, 1, 5}};
+  for (const auto& lengths : packs) {
+    SCOPED_TRACE(lengths[0]);
+    at::manual_seed(11);
+    const auto p = draw({.name = "",
+                         .lengths = lengths,
+                         .key_heads = 2,
+                         .value_heads = 4,
+                         .key_dim = 8,
+                         .value_dim = 16,
+                         .initial_state = true});
+    const auto x = rounded(p, kFloat);
+    for (const auto& slots : {std::vector<std::int64_t>{0, 1, 2}, {1, 2, 4}}) {
+      const auto place = at::tensor(slots);
+      const auto before = at::randn({slots.back() + 1, 4, 8, 16});
+      auto states = before.clone();
+      const auto out = gated_delta_rule_cached(x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, place, states,
+                                               std::ranges::max(lengths), p.scale, /*qk_l2norm=*/true);
+      const auto want = gated_delta_rule(x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, before.index_select(0, place),
+                                         p.scale, /*qk_l2norm=*/true);
+      EXPECT_TRUE(out.equal(want.out));
+      EXPECT_TRUE(states.equal(before.index_copy(0, place, want.final_state)));
+    }
+  }
 }
 
 }  // namespace
