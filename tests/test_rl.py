@@ -235,6 +235,18 @@ def test_dynamic_sampling_ends_after_its_rounds(model, prompts, tmp_path):
     assert "after 3 rounds of dynamic sampling every group was uniform" in done.stderr
 
 
+def test_the_first_reward_decides_dynamic_sampling_and_all_of_them_the_advantages(model, prompts, tmp_path):
+    text = "def same(**_):\n    return 1.0\n" + EVEN_LENGTHS.replace("reward(", "even(")
+    rewards = "".join(f'[[reward]]\nkind = "python"\npython = "{tmp_path}/reward.py:{name}"\n' for name in ("same", "even"))
+    reward_file(tmp_path, text)
+    rl(tmp_path, model, prompts, tmp_path / "run", rewards)
+    for line in metrics(tmp_path / "run"):
+        assert line["rollout/zero_std_frac"] < 1 and line["train/grad_norm"] > 0 and line["rollout/kept_frac"] == 1
+    done = rl(tmp_path, model, prompts, tmp_path / "dynamic", rewards, "--rollout.dynamic_sampling",
+              "--rollout.max_rounds", 2, check=False)
+    assert done.returncode == 1 and "every group was uniform" in done.stderr
+
+
 def test_dynamic_sampling_fills_the_step_with_groups_that_differ(model, prompts, tmp_path):
     out = tmp_path / "run"
     rl(tmp_path, model, prompts, out, python_reward(tmp_path, EVEN_LENGTHS.replace("% 2", "% 4")),
@@ -242,7 +254,7 @@ def test_dynamic_sampling_fills_the_step_with_groups_that_differ(model, prompts,
     lines = metrics(out)
     assert max(line["rollout/rounds"] for line in lines) > 1
     for line in lines:
-        assert line["rollout/groups"] == 4
+        assert line["rollout/groups"] == 4 and line["rollout/kept_frac"] == 4 / (len(rollouts(out, line["step"])) // 3)
         samples = rollouts(out, line["step"])
         assert sum(sample["used"] for sample in samples) == 12
 

@@ -10,7 +10,7 @@ import types
 
 import pytest
 import torch
-from conftest import program
+from conftest import BUILD, program
 
 LONGEST = 12
 CLIP = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1, 4)}
@@ -207,29 +207,31 @@ def padded(batch, key):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def trl_loss(batch, loss_type, level, low, high):
-    """GRPOTrainer's loss function, on a trainer that has nothing but its settings and gives out our log-probabilities."""
+def counted(batch):
+    return torch.tensor([[t < len(r["old"]) for t in range(LONGEST)] for r in batch["responses"]], dtype=torch.float64)
+
+
+def trl_loss(batch, logprobs, entropy, loss_type, level, low, high):
+    """GRPOTrainer's loss function, on a trainer that has nothing but its settings and gives out what it is given."""
     from trl import GRPOTrainer
-    logprobs = padded(batch, "logprobs").requires_grad_()
-    mask = torch.tensor([[t < len(r["old"]) for t in range(LONGEST)] for r in batch["responses"]], dtype=torch.float64)
+    mask = counted(batch)
     told = collections.defaultdict(list)
     trainer = types.SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, entropy, None),
         aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level=level,
         beta=batch.get("kl_coef", 0.0), loss_type=loss_type, epsilon_low=low, epsilon_high=high, use_vllm=False,
         args=types.SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
         model=types.SimpleNamespace(training=True), current_gradient_accumulation_steps=1, max_completion_length=LONGEST,
         accelerator=types.SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x,
                                           sync_gradients=True),
-        _entropy_bonus_enabled=False, _metrics={"train": told})
+        _entropy_bonus_enabled="entropy_coef" in batch, entropy_coef=batch.get("entropy_coef", 0.0),
+        use_adaptive_entropy=False, _metrics={"train": told})
     inputs = {"prompt_ids": torch.zeros(len(mask), 1, dtype=torch.long), "prompt_mask": torch.ones(len(mask), 1),
               "completion_ids": torch.zeros(mask.shape, dtype=torch.long), "completion_mask": mask,
               "advantages": torch.tensor([r["advantage"] for r in batch["responses"]], dtype=torch.float64),
               "old_per_token_logps": padded(batch, "old"), "ref_per_token_logps": padded(batch, "reference"),
               "num_items_in_batch": mask.sum()}
-    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
-    loss.backward()
-    return loss.item(), logprobs.grad[mask.bool()].tolist()
+    return GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
 @pytest.mark.parametrize("algorithm,loss_type,level,settings", [
@@ -241,7 +243,53 @@ def test_loss_and_gradient_equal_those_of_trl(algorithm, loss_type, level, setti
     high = 5.0 if algorithm == "cispo" else high   # trl's is the bound itself there
     for seed in range(5):
         batch = recorded(algorithm, 100 + seed, **settings)
-        loss, gradient = trl_loss(batch, loss_type, level, low, high)
+        logprobs = padded(batch, "logprobs").requires_grad_()
+        loss = trl_loss(batch, logprobs, padded(batch, "entropy"), loss_type, level, low, high)
+        loss.backward()
         found = ours([batch])[0]
-        assert found["loss"] == pytest.approx(loss, rel=1e-12, abs=1e-14)
-        assert found["gradient"] == pytest.approx(gradient, rel=1e-10, abs=1e-14)
+        assert found["loss"] == pytest.approx(loss.item(), rel=1e-12, abs=1e-14)
+        assert found["gradient"] == pytest.approx(logprobs.grad[counted(batch).bool()].tolist(), rel=1e-10, abs=1e-14)
+
+
+@pytest.mark.parametrize("algorithm,settings", [("grpo", {"kl_coef": 0.04}), ("dapo", {"entropy_coef": 0.03})],
+                         ids=["grpo with kl", "dapo with entropy"])
+def test_from_the_same_hidden_states_the_gradients_are_those_of_trl(algorithm, settings):
+    """Of hidden states and head: linear_cross_entropy and the objective together, at a temperature."""
+    from trl.trainer.utils import entropy_from_logits, selective_log_softmax
+    torch.ops.load_library(BUILD / "libsluice_ops.so")
+    torch.manual_seed(3)
+    batch, temperature = recorded(algorithm, 200, **settings), 0.7
+    mask = counted(batch).bool()
+    hidden, head = (torch.randn(rows, 16, dtype=torch.float64) for rows in (int(mask.sum()), 50))
+    targets = torch.randint(0, 50, (len(hidden),))
+
+    def leaves():
+        return hidden.clone().requires_grad_(), (head / 4).requires_grad_()
+
+    theirs = leaves()
+    logits = torch.zeros(*mask.shape, 50, dtype=torch.float64)
+    logits[mask] = theirs[0] @ theirs[1].T / temperature
+    tokens = torch.zeros(mask.shape, dtype=torch.long)
+    tokens[mask] = targets
+    logprobs = selective_log_softmax(logits, tokens)
+    drawn = random.Random(4)
+    each = iter(logprobs[mask].tolist())
+    for response in batch["responses"]:   # the other policies are near this one
+        response["logprobs"] = [next(each) for _ in response["old"]]
+        for key in ("old", "rollout", "reference"):
+            response[key] = [x + drawn.gauss(0, 0.3) for x in response["logprobs"]]
+    low, high = CLIP[algorithm]
+    loss = trl_loss(batch, logprobs, entropy_from_logits(logits), algorithm, "token", low, high)
+    loss.backward()
+
+    own = leaves()
+    nll, _, _, entropy = torch.ops.sluice.linear_cross_entropy(*own, targets, 1 / temperature, True)
+    each = iter(entropy.tolist())
+    for response in batch["responses"]:
+        response["entropy"] = [next(each) for _ in response["old"]]
+    (found,) = ours([batch])
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-12)
+    sum((x * torch.tensor(gradient, dtype=torch.float64)).sum()
+        for x, gradient in ((-nll, found["gradient"]), (entropy, found.get("entropy_gradient", [0.0])))).backward()
+    for x, y in zip(own, theirs):
+        assert torch.allclose(x.grad, y.grad, rtol=1e-9, atol=1e-14)

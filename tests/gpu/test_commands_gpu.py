@@ -2,6 +2,7 @@
 """`sluice sft`, `score` and `generate` on a GPU beside the CPU. The measure of bfloat16's noise is the same work in
 bfloat16 on the CPU: its distance from float32 is rounding alone, and the GPU's may be twice that."""
 import json
+import math
 import signal
 import subprocess
 import time
@@ -136,3 +137,19 @@ def test_auto_takes_the_gpu_and_says_so(model, tmp_path):
     assert f"device: {torch.cuda.get_device_name()}" in run(*arguments).stderr
     said = run(*arguments, "--dtype", "float32").stderr
     assert "device: the CPU, not the GPU" in said and "bfloat16" in said
+
+
+# Hidden states of size 1 are rounded to 2^-9 in every layer: sampler and trainer may be some thousandths apart.
+def test_reinforcement_learning_with_a_value_head_and_an_entropy_bonus(model, tmp_path):
+    prompts = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"{n} + 1 = "} for n in range(16)])
+    rewards = tmp_path / "rewards.toml"
+    rewards.write_text('[[reward]]\nkind = "format"\npattern = "(?s).*x.*"\n')
+    run("rl", rewards, "--model", model, "--data.path", prompts, "--data.chat", "false", "--run.out", tmp_path / "run", *GPU,
+        "--rollout.prompts", 8, "--rollout.samples", 4, "--rollout.max_tokens", 12, "--train.seq_len", 128,
+        "--train.steps", 4, "--train.minibatches", 2, "--objective.algorithm", "ppo", "--objective.entropy_coef", 0.01,
+        "--optim.lr", 1e-3, "--precision.dtype", "bfloat16")
+    lines = metrics(tmp_path / "run")
+    assert len(lines) == 4 and lines[0]["train/value_mean"] == 0 and lines[3]["train/value_mean"] != 0
+    for line in lines:
+        assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
+        assert line["rollout/dlogp_mean"] < 1e-2 and line["train/value_loss"] > 0 and line["train/entropy"] > 0

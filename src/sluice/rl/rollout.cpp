@@ -5,6 +5,15 @@
 #include <iterator>
 
 namespace sluice {
+namespace {
+
+std::vector<double> rewards_of(const AnswerGroup& group) {
+  std::vector<double> rewards;
+  for (const auto& response : group.responses) rewards.push_back(response.verdict->reward);
+  return rewards;
+}
+
+}  // namespace
 
 std::vector<AnswerGroup> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
                                        std::span<const std::size_t> chosen, const GenerationSettings& settings,
@@ -61,10 +70,10 @@ bool has_no_signal(const AnswerGroup& group) {
   return is_uniform(rewards);
 }
 
+bool has_no_spread(const AnswerGroup& group) { return is_uniform(rewards_of(group)); }
+
 void set_advantages(AnswerGroup& group, Advantage kind) {
-  std::vector<double> rewards;
-  for (const auto& response : group.responses) rewards.push_back(response.verdict->reward);
-  const auto advantages = group_advantages(rewards, kind);
+  const auto advantages = group_advantages(rewards_of(group), kind);
   for (std::size_t i = 0; i < advantages.size(); ++i) group.responses[i].advantage = advantages[i];
 }
 

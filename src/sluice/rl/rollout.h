@@ -47,6 +47,9 @@ std::vector<Response> take_unjudged(AnswerGroup& group);
 // True where all answers have the same first reward, the task's own.
 bool has_no_signal(const AnswerGroup& group);
 
+// True where all answers have the same reward, the sum of all of theirs: no advantage is left.
+bool has_no_spread(const AnswerGroup& group);
+
 void set_advantages(AnswerGroup& group, Advantage kind);
 
 }  // namespace sluice

@@ -119,7 +119,8 @@ struct RlTrainer::Step {
   std::vector<AnswerGroup> groups;
   std::string lines;  // of rollouts/step_N.jsonl
   std::int64_t rounds = 0, reward_failures = 0;
-  std::int64_t compared_groups = 0, uniform_groups = 0;  // with enough answers; of those, without a difference
+  std::int64_t sampled_groups = 0;
+  std::int64_t compared_groups = 0, uniform_groups = 0;  // with enough answers; of those, with one reward for all
   std::int64_t judged = 0, failed = 0;                   // answers
   std::int64_t sampled_tokens = 0, trained_tokens = 0;
   double generate_s = 0, reward_s = 0, old_s = 0, reference_s = 0, update_s = 0, eval_s = 0;
@@ -219,16 +220,15 @@ void RlTrainer::sample(Step& step) {
       for (const auto& response : unjudged) write(group, response, /*used=*/false);
       step.failed += std::ssize(unjudged);
       step.judged += std::ssize(group.responses);
-      // A value head judges an answer alone; otherwise a group needs two, unless there never are.
+      // With a value head an answer counts alone; otherwise a group needs two, where more than one is sampled.
       const bool too_few = std::ssize(group.responses) < (value_head_ ? 1 : std::min<std::int64_t>(rollout.samples, 2));
-      bool uniform = false;
+      ++step.sampled_groups;
       if (!too_few) {
         if (!value_head_) set_advantages(group, algorithm_.advantage);
-        uniform = has_no_signal(group);
         ++step.compared_groups;
-        step.uniform_groups += uniform ? 1 : 0;
+        step.uniform_groups += has_no_spread(group) ? 1 : 0;
       }
-      const bool used = !too_few && !(uniform && rollout.dynamic_sampling);
+      const bool used = !too_few && !(rollout.dynamic_sampling && has_no_signal(group));
       for (const auto& response : group.responses) write(group, response, used);
       if (used) step.groups.push_back(std::move(group));
     }
@@ -362,6 +362,7 @@ void RlTrainer::finish(Step& step) {
        static_cast<double>(step.uniform_groups) / static_cast<double>(std::max<std::int64_t>(step.compared_groups, 1))},
       {"rollout/rounds", step.rounds},
       {"rollout/groups", step.groups.size()},
+      {"rollout/kept_frac", static_cast<double>(step.groups.size()) / static_cast<double>(step.sampled_groups)},
       {"rollout/failed", step.failed},
       {"rollout/reward_failures", step.reward_failures},
       {"rollout/dlogp_mean", per_token(s.mismatch)},
