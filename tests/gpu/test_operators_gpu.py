@@ -213,9 +213,11 @@ def test_the_loss_of_linear_cross_entropy_is_the_weighted_sum_with_its_gradients
     leaves = [x.clone().requires_grad_() for x in (hidden, head)]
     nll, predicted, *_ = OPS.linear_cross_entropy(*leaves, targets)
     (nll * weight).sum().backward()
-    loss, same, *gradients = OPS.linear_cross_entropy.loss(hidden, head, targets, weight, True)
+    loss, same, *gradients = OPS.linear_cross_entropy.loss(hidden, head, targets, weight, True, True)
     assert torch.equal(loss, (nll.detach() * weight).sum()) and torch.equal(same, predicted)
     assert all(torch.equal(x, leaf.grad) for x, leaf in zip(gradients, leaves))
+    _, _, of_hidden, of_head = OPS.linear_cross_entropy.loss(hidden, head, targets, weight, True, False)
+    assert torch.equal(of_hidden, gradients[0]) and of_head.numel() == 0
 
 
 def test_a_target_that_is_no_id_gives_nan():

@@ -72,9 +72,11 @@ class SplitLoss : public torch::autograd::Function<SplitLoss> {
     // Each rank's tokens have the gradient that its own part of the loss got.
     const auto own = grads[0].expand({ranks->rows[static_cast<std::size_t>(ranks->group.rank())]}).contiguous();
     const auto grad_nll = saved[3] * all_gather_rows(own, ranks->rows, ranks->group);
-    const auto gradients = linear_cross_entropy_backward(grad_nll, saved[0], saved[1], saved[2], saved[4]);
+    const bool head_too = context->needs_input_grad(1);
+    const auto gradients = linear_cross_entropy_backward(grad_nll, saved[0], saved[1], saved[2], saved[4],
+                                                         /*logit_scale=*/1, head_too);
     return {reduce_scatter_rows(gradients.hidden, ranks->rows, ranks->group),
-            gradients.weight,
+            head_too ? gradients.weight : Tensor(),
             Tensor(),
             Tensor(),
             Tensor(),

@@ -224,16 +224,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_cpu(const Tensor& hidden, con
 
 template <typename Scalar>
 std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor& weight,
-                                            const Descent<Wide<Scalar>>& descent) {
+                                            const Descent<Wide<Scalar>>& descent, bool weight_gradient) {
   using Real = Wide<Scalar>;
   const auto wide = weight.options().dtype(c10::CppTypeToScalarType<Real>::value);
   const auto size = weight.size(1);
   const auto tiles = tiles_of(counted.count, weight, sizeof(Real));
   const Tensor tile = at::empty({tiles.tokens, tiles.vocabulary}, wide);
   const Tensor gradients = weight.scalar_type() == wide.dtype() ? tile : at::empty_like(tile, weight.options());
-  const Tensor grad_weight_t = at::empty({size, tiles.vocabulary}, wide);
-  const Tensor hidden_t = counted.hidden.t().contiguous();
-  const Tensor grad_hidden = at::empty({counted.count, size}, wide), grad_weight = at::empty_like(weight);
+  const Tensor grad_weight_t = at::empty({weight_gradient ? size : 0, tiles.vocabulary}, wide);
+  const Tensor hidden_t = weight_gradient ? counted.hidden.t().contiguous() : Tensor();
+  const Tensor grad_hidden = at::empty({counted.count, size}, wide);
+  const Tensor grad_weight = weight_gradient ? at::empty_like(weight) : at::empty({0}, weight.options());
   const auto* targets = counted.targets.const_data_ptr<std::int64_t>();
   for (std::int64_t id = 0; id < weight.size(0); id += tiles.vocabulary) {
     const auto width = std::min(tiles.vocabulary, weight.size(0) - id);
@@ -247,8 +248,10 @@ std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor
                                     descent.from(token), gradients.mutable_data_ptr<Scalar>());
       });
       matmul_into(grad_hidden.narrow(0, token, tokens), part(gradients), own_weight, id > 0);
+      if (!weight_gradient) continue;
       matmul_into(grad_weight_t.narrow(1, 0, width), hidden_t.narrow(1, token, tokens), part(gradients), token > 0);
     }
+    if (!weight_gradient) continue;
     grad_weight.narrow(0, id, width).copy_(grad_weight_t.narrow(1, 0, width).to(weight.scalar_type()).t());
   }
   return {grad_hidden.to(weight.scalar_type()), grad_weight};
@@ -256,10 +259,12 @@ std::tuple<Tensor, Tensor> backward_counted(const Counted& counted, const Tensor
 
 std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_nll, const Tensor& hidden, const Tensor& weight,
                                         const Tensor& targets, const Tensor& lse, double logit_scale,
-                                        const std::optional<Tensor>& grad_entropy,
-                                        const std::optional<Tensor>& entropy) {
+                                        const std::optional<Tensor>& grad_entropy, const std::optional<Tensor>& entropy,
+                                        bool weight_gradient) {
   const auto counted = counted_tokens(hidden, targets, weight.size(0));
-  if (counted.count == 0) return {at::zeros_like(hidden), at::zeros_like(weight)};
+  if (counted.count == 0) {
+    return {at::zeros_like(hidden), weight_gradient ? at::zeros_like(weight) : at::empty({0}, weight.options())};
+  }
   const auto own = [&](const Tensor& x) {
     return (counted.rows.defined() ? x.index_select(0, counted.rows) : x).contiguous();
   };
@@ -274,19 +279,23 @@ std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_nll, const Tensor& hi
                                                                   .grad_nll = data(own_grad),
                                                                   .entropy = data(own_entropy),
                                                                   .grad_entropy = data(own_d_entropy),
-                                                                  .scale = static_cast<Real>(logit_scale)});
+                                                                  .scale = static_cast<Real>(logit_scale)},
+                                                                 weight_gradient);
     return std::tuple(scatter(grad_hidden, counted, hidden.size(0), 0), grad_weight);
   });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                                                    const Tensor& loss_weight, bool gradients) {
+                                                    const Tensor& loss_weight, bool hidden_gradient,
+                                                    bool weight_gradient) {
   const auto [nll, predicted, lse, entropy] =
       forward_cpu(hidden, weight, targets, /*logit_scale=*/1, /*entropy=*/false);
   const auto loss = (nll * loss_weight).sum();
-  if (!gradients) return {loss, predicted, at::empty({0}, hidden.options()), at::empty({0}, weight.options())};
+  if (!hidden_gradient && !weight_gradient) {
+    return {loss, predicted, at::empty({0}, hidden.options()), at::empty({0}, weight.options())};
+  }
   const auto [grad_hidden, grad_weight] = backward_cpu(loss_weight, hidden, weight, targets, lse, /*logit_scale=*/1,
-                                                       /*grad_entropy=*/{}, /*entropy=*/{});
+                                                       /*grad_entropy=*/{}, /*entropy=*/{}, weight_gradient);
   return {loss, predicted, grad_hidden, grad_weight};
 }
 

@@ -80,9 +80,10 @@ class Tiles {
                                c10::cuda::getCurrentCUDAStream()));
   }
 
-  void start_gradients() {
+  void start_gradients(bool of_weight) {
     gradients_ = hidden_.scalar_type() == kFloat ? logits_ : at::empty(logits_.sizes(), hidden_.options());
     grad_hidden_ = at::empty(hidden_.sizes(), hidden_.options());
+    if (!of_weight) return;
     grad_weight_ = hidden_.size(0) == 0 ? at::zeros(weight_.sizes(), wide_) : at::empty(weight_.sizes(), wide_);
   }
 
@@ -105,7 +106,7 @@ class Tiles {
     const auto own_gradients = gradients_.narrow(0, 0, own);
     auto rows = grad_hidden_.narrow(0, t, own);
     at::mm_out(rows, own_gradients, weight_);
-    multiply(grad_weight_, own_gradients.t(), hidden_.narrow(0, t, own), t > 0);
+    if (grad_weight_.defined()) multiply(grad_weight_, own_gradients.t(), hidden_.narrow(0, t, own), t > 0);
   }
 
   const Tensor& nll() const { return nll_; }
@@ -113,7 +114,9 @@ class Tiles {
   const Tensor& predicted() const { return predicted_; }
   const Tensor& entropy() const { return entropy_; }
   const Tensor& grad_hidden() const { return grad_hidden_; }
-  Tensor grad_weight() const { return grad_weight_.to(weight_.scalar_type()); }
+  Tensor grad_weight() const {
+    return grad_weight_.defined() ? grad_weight_.to(weight_.scalar_type()) : at::empty({0}, weight_.options());
+  }
 
  private:
   Tensor hidden_, weight_, targets_;
@@ -124,7 +127,7 @@ class Tiles {
   Tensor logits_;                           // [tile, V] float32
   Tensor nll_, lse_, entropy_, predicted_;  // [T]; entropy_ empty: nobody asks
   Tensor gradients_;                        // [tile, V], dtype of hidden
-  Tensor grad_hidden_, grad_weight_;
+  Tensor grad_hidden_, grad_weight_;        // the second undefined: nobody asks
 };
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward_cuda(const Tensor& hidden, const Tensor& weight,
@@ -140,14 +143,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_cuda(const Tensor& hidden, co
 std::tuple<Tensor, Tensor> backward_cuda(const Tensor& grad_nll, const Tensor& hidden, const Tensor& weight,
                                          const Tensor& targets, const Tensor& lse, double logit_scale,
                                          const std::optional<Tensor>& grad_entropy,
-                                         const std::optional<Tensor>& entropy) {
+                                         const std::optional<Tensor>& entropy, bool weight_gradient) {
   const c10::cuda::CUDAGuard device(hidden.device());
   const at::AutoDispatchBelowAutograd below;
   const auto grad = grad_nll.contiguous(), own_lse = lse.contiguous();
   const auto own_entropy = entropy ? entropy->contiguous() : Tensor(),
              own_d_entropy = grad_entropy ? grad_entropy->contiguous() : Tensor();
   Tiles tiles(hidden, weight, targets, logit_scale);
-  tiles.start_gradients();
+  tiles.start_gradients(weight_gradient);
   tiles.for_each([&](std::int64_t t, std::int64_t own) {
     tiles.differentiate(t, own, own_lse, grad, own_entropy, own_d_entropy);
   });
@@ -155,12 +158,14 @@ std::tuple<Tensor, Tensor> backward_cuda(const Tensor& grad_nll, const Tensor& h
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                                                     const Tensor& loss_weight, bool gradients) {
+                                                     const Tensor& loss_weight, bool hidden_gradient,
+                                                     bool weight_gradient) {
   const c10::cuda::CUDAGuard device(hidden.device());
   const at::AutoDispatchBelowAutograd below;
   const auto grad = loss_weight.contiguous();
+  const bool gradients = hidden_gradient || weight_gradient;
   Tiles tiles(hidden, weight, targets, /*logit_scale=*/1);
-  if (gradients) tiles.start_gradients();
+  if (gradients) tiles.start_gradients(weight_gradient);
   tiles.for_each([&](std::int64_t t, std::int64_t own) {
     tiles.summarize(t, own);
     if (gradients) tiles.differentiate(t, own, tiles.lse(), grad);

@@ -10,10 +10,10 @@ namespace {
 
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, double, bool);
 using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                            double, const std::optional<Tensor>&, const std::optional<Tensor>&);
+                                            double, const std::optional<Tensor>&, const std::optional<Tensor>&, bool);
 
 using Loss = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                        bool);
+                                                        bool, bool);
 
 void check_inputs(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double logit_scale = 1) {
   constexpr auto op = "linear_cross_entropy";
@@ -38,9 +38,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_meta(const Tensor& hidden, co
 
 std::tuple<Tensor, Tensor> backward_meta(const Tensor&, const Tensor& hidden, const Tensor& weight, const Tensor&,
                                          const Tensor&, double, const std::optional<Tensor>&,
-                                         const std::optional<Tensor>&) {
+                                         const std::optional<Tensor>&, bool weight_gradient) {
   return {at::empty_symint(hidden.sym_sizes(), hidden.options()),
-          at::empty_symint(weight.sym_sizes(), weight.options())};
+          weight_gradient ? at::empty_symint(weight.sym_sizes(), weight.options()) : at::empty({0}, weight.options())};
 }
 
 class Function : public torch::autograd::Function<Function> {
@@ -66,28 +66,32 @@ class Function : public torch::autograd::Function<Function> {
     const auto &grad_nll = grads[0], &grad_entropy = grads[3], &lse = saved[3];
     if (!grad_nll.defined() && !grad_entropy.defined()) return torch::autograd::variable_list(5);
     const auto entropy = [&](const Tensor& x) { return grad_entropy.defined() ? std::optional(x) : std::nullopt; };
-    auto [d_hidden, d_weight] =
-        op.call(grad_nll.defined() ? grad_nll : at::zeros_like(lse), saved[0], saved[1], saved[2], lse,
-                context->saved_data["logit_scale"].toDouble(), entropy(grad_entropy), entropy(saved[4]));
-    return {d_hidden, d_weight, Tensor(), Tensor(), Tensor()};
+    auto [d_hidden, d_weight] = op.call(grad_nll.defined() ? grad_nll : at::zeros_like(lse), saved[0], saved[1],
+                                        saved[2], lse, context->saved_data["logit_scale"].toDouble(),
+                                        entropy(grad_entropy), entropy(saved[4]), context->needs_input_grad(1));
+    return {d_hidden, context->needs_input_grad(1) ? d_weight : Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> loss_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets,
-                                                     const Tensor& loss_weight, bool) {
-  return {at::empty({}, loss_weight.options()), at::empty_symint(targets.sym_sizes(), targets.options()),
-          at::empty_symint(hidden.sym_sizes(), hidden.options()),
-          at::empty_symint(weight.sym_sizes(), weight.options())};
+                                                     const Tensor& loss_weight, bool hidden_gradient,
+                                                     bool weight_gradient) {
+  const auto like = [](const Tensor& x, bool wanted) {
+    return wanted ? at::empty_symint(x.sym_sizes(), x.options()) : at::empty({0}, x.options());
+  };
+  return {at::empty({}, loss_weight.options()), like(targets, true), like(hidden, hidden_gradient),
+          like(weight, weight_gradient)};
 }
 
 class LossFunction : public torch::autograd::Function<LossFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
                                                 const Tensor& weight, const Tensor& targets, const Tensor& loss_weight,
-                                                bool gradients) {
+                                                bool hidden_gradient, bool weight_gradient) {
     static const auto op = registered_operator<Loss>("sluice::linear_cross_entropy", "loss");
     const at::AutoDispatchBelowAutograd below;
-    auto [loss, predicted, grad_hidden, grad_weight] = op.call(hidden, weight, targets, loss_weight, gradients);
+    auto [loss, predicted, grad_hidden, grad_weight] =
+        op.call(hidden, weight, targets, loss_weight, hidden_gradient, weight_gradient);
     context->save_for_backward({grad_hidden, grad_weight});
     context->mark_non_differentiable({predicted});
     return {loss, predicted};
@@ -96,7 +100,8 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     const auto saved = context->get_saved_variables();
-    return {saved[0] * grads[0], saved[1] * grads[0], Tensor(), Tensor(), Tensor()};
+    const auto scaled = [&](std::size_t i) { return context->needs_input_grad(i) ? saved[i] * grads[0] : Tensor(); };
+    return {scaled(0), scaled(1), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -118,7 +123,7 @@ LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden, const Tensor
 
 LinearCrossEntropyGradients linear_cross_entropy_backward(const Tensor& grad_nll, const Tensor& hidden,
                                                           const Tensor& weight, const Tensor& targets,
-                                                          const Tensor& lse, double logit_scale) {
+                                                          const Tensor& lse, double logit_scale, bool weight_gradient) {
   static const auto op = registered_operator<Backward>("sluice::linear_cross_entropy_backward");
   check_inputs(hidden, weight, targets, logit_scale);
   for (const auto* x : {&grad_nll, &lse}) {
@@ -127,7 +132,7 @@ LinearCrossEntropyGradients linear_cross_entropy_backward(const Tensor& grad_nll
                  c10::toString(wide_type(hidden.scalar_type())), targets.size(0), describe(*x));
   }
   auto [grad_hidden, grad_weight] =
-      op.call(grad_nll, hidden, weight, targets, lse, logit_scale, std::nullopt, std::nullopt);
+      op.call(grad_nll, hidden, weight, targets, lse, logit_scale, std::nullopt, std::nullopt, weight_gradient);
   return {grad_hidden, grad_weight};
 }
 
@@ -137,24 +142,25 @@ LinearCrossEntropyLoss linear_cross_entropy_loss(const Tensor& hidden, const Ten
   SLUICE_CHECK(loss_weight.sizes() == targets.sizes() && loss_weight.scalar_type() == wide_type(hidden.scalar_type()),
                "linear_cross_entropy: loss_weight must be {} [T={}]; got {}",
                c10::toString(wide_type(hidden.scalar_type())), targets.size(0), describe(loss_weight));
-  const bool gradients = at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
-  const auto outputs = LossFunction::apply(hidden, weight, targets, loss_weight, gradients);
+  const auto wanted = [](const Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); };
+  const auto outputs = LossFunction::apply(hidden, weight, targets, loss_weight, wanted(hidden), wanted(weight));
   return {outputs[0], outputs[1]};
 }
 
 // lse [T]: log sum exp of each token's logits, 0 where ignored; what backward needs. entropy: empty unless asked for.
-// Backward takes grad_entropy and the entropy of forward together, or neither.
+// Backward takes grad_entropy and the entropy of forward together, or neither. A gradient that is not wanted is empty.
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, float logit_scale=1.0, bool entropy=False) "
       "-> (Tensor nll, Tensor predicted, Tensor lse, Tensor entropy)");
   m.def(
       "linear_cross_entropy_backward(Tensor grad_nll, Tensor hidden, Tensor weight, Tensor targets, Tensor lse, float "
-      "logit_scale=1.0, Tensor? grad_entropy=None, Tensor? entropy=None) -> (Tensor grad_hidden, Tensor grad_weight)");
-  // The gradients of loss; empty without `gradients`.
+      "logit_scale=1.0, Tensor? grad_entropy=None, Tensor? entropy=None, bool weight_gradient=True) -> (Tensor "
+      "grad_hidden, Tensor grad_weight)");
   m.def(
-      "linear_cross_entropy.loss(Tensor hidden, Tensor weight, Tensor targets, Tensor loss_weight, bool gradients) -> "
-      "(Tensor loss, Tensor predicted, Tensor grad_hidden, Tensor grad_weight)");
+      "linear_cross_entropy.loss(Tensor hidden, Tensor weight, Tensor targets, Tensor loss_weight, bool "
+      "hidden_gradient, bool weight_gradient) -> (Tensor loss, Tensor predicted, Tensor grad_hidden, Tensor "
+      "grad_weight)");
 }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("linear_cross_entropy", forward_meta);

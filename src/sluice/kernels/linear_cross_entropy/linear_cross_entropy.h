@@ -23,7 +23,8 @@ struct LinearCrossEntropyOutput {
 };
 
 // Differentiable in hidden and weight through nll and entropy: of a logit, d entropy_t / d x_ti = -p_ti (log p_ti +
-// entropy_t). Ignored tokens cost nothing and add exactly 0 to both gradients.
+// entropy_t). Ignored tokens cost nothing and add exactly 0 to both gradients; a weight that needs none, as under LoRA,
+// costs no product.
 // A target that is neither -100 nor -1 nor an id is an error that names its position.
 // float32, bfloat16 or float64; logits, softmax and sums are float32, or float64 when hidden is.
 // `logit_scale` must be above 0: 1 / temperature for the distribution that a sampler draws from.
@@ -38,13 +39,15 @@ LinearCrossEntropyOutput linear_cross_entropy(const Tensor& hidden,   // [T, D]
                                               const Tensor& targets,  // [T] int64; -100 = ignored, -1 = elsewhere
                                               double logit_scale = 1, bool entropy = false);
 
-// The gradients of `hidden` and `weight` for that of nll, [T] of its dtype, by the lse of the whole vocabulary.
+// The gradients of `hidden` and `weight` for that of nll, [T] of its dtype, by the lse of the whole vocabulary. Without
+// `weight_gradient` the second is empty and costs nothing.
 struct LinearCrossEntropyGradients {
   Tensor hidden, weight;
 };
 LinearCrossEntropyGradients linear_cross_entropy_backward(const Tensor& grad_nll, const Tensor& hidden,
                                                           const Tensor& weight, const Tensor& targets,
-                                                          const Tensor& lse, double logit_scale = 1);
+                                                          const Tensor& lse, double logit_scale = 1,
+                                                          bool weight_gradient = true);
 
 struct LinearCrossEntropyLoss {
   Tensor loss;       // scalar, dtype of nll: sum over tokens of loss_weight_t nll_t

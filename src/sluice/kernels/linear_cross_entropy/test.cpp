@@ -341,5 +341,26 @@ TEST(LinearCrossEntropyLoss, IsTheWeightedSumWithItsGradientsBitForBit) {
   }
 }
 
+// As under LoRA: the hidden states get the same gradient, bit for bit, and the head none.
+TEST(LinearCrossEntropy, AFrozenHeadGetsNoGradient) {
+  at::manual_seed(22);
+  const auto hidden = at::randn({50, 16}).requires_grad_(), head = at::randn({300, 16});
+  const auto trained = head.clone().requires_grad_();
+  const auto loss_weight = at::rand({50});
+  const auto targets = at::randint(300, {50}, at::TensorOptions().dtype(kLong));
+  const auto of_nll = [&](const Tensor& weight) {
+    return torch::autograd::grad({linear_cross_entropy(hidden, weight, targets).nll.sum()}, {hidden})[0];
+  };
+  const auto of_loss = [&](const Tensor& weight) {
+    return torch::autograd::grad({linear_cross_entropy_loss(hidden, weight, targets, loss_weight).loss}, {hidden})[0];
+  };
+  EXPECT_TRUE(of_nll(head).equal(of_nll(trained)));
+  EXPECT_TRUE(of_loss(head).equal(of_loss(trained)));
+  const auto whole = linear_cross_entropy(hidden, head, targets);
+  const auto gradients = linear_cross_entropy_backward(at::ones({50}), hidden, head, targets, whole.lse,
+                                                       /*logit_scale=*/1, /*weight_gradient=*/false);
+  EXPECT_EQ(gradients.weight.numel(), 0);
+}
+
 }  // namespace
 }  // namespace sluice
