@@ -35,11 +35,6 @@ struct Choice {
     const auto visible = s.visible(i);
     run(visible / block_size * block_size, visible);
   }
-
-  // How many keys query i of `s` attends to.
-  std::int64_t keys(const KeyedSequence& s, std::int64_t i) const {
-    return count[s.q_begin + i] * block_size + s.visible(i) % block_size;
-  }
 };
 
 // Checks that every query's blocks rise, are complete and are seen by it.

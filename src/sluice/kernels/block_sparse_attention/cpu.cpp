@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CPU path. Forward and the gradient of q run over query tokens, each alone: its kv heads' chosen keys are walked once,
-// and a key meets all query heads of its kv head while it is in the first-level cache. The gradients of k and v run
-// over stripes of keys: a task owns the rows of one stripe and kv head, and walks the queries that attend into it. With
+// CPU path. Forward and the gradient of q run over query tokens, each alone: the rows of its chosen keys are gathered a
+// panel at a time, in the wide type, and meet all query heads of their kv head there. The gradients of k and v run over
+// stripes of keys: a task owns the rows of one stripe and kv head, and walks the queries that attend into it. With
 // D_i = dO_i . O_i:
 //   P = exp(scale q . k - lse)    dS = scale P (dO . v - D)    dq += dS k    dk += dS q    dv += P dO
 // Both walks compute P and dS again rather than store them, so memory stays linear, and no two tasks write one row.
@@ -9,27 +9,35 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <span>
 
 #include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
 #include "sluice/kernels/block_sparse_attention/choice.h"
+#include "sluice/kernels/block_sparse_attention/products.h"
 #include "sluice/kernels/common/exp.h"
-#include "sluice/kernels/common/lanes.h"
-#include "sluice/kernels/common/multiarch.h"
 #include "sluice/kernels/common/rows.h"
 
 namespace sluice {
 namespace {
 
-constexpr std::int64_t kStripe = 256;  // keys of a task of the second walk: 512 KiB of gradients at 256 dims
+constexpr std::int64_t kStripe = 256;  // keys of a task of the second walk: 1 MiB with their gradients at 256 dims
+constexpr std::int64_t kPanel = 64;    // keys at once: 64 KiB at 256 dims, which the second-level cache keeps
+
+// Query heads of one kv head, as many as a vector has lanes.
+struct Heads {
+  std::int64_t kv_head, first, count;
+};
 
 template <typename Scalar>
 struct Inputs {
   using Real = Wide<Scalar>;
   Tensor q_, k_, v_;  // dense
   const Scalar *q, *k, *v;
-  std::int64_t heads, kv_heads, group, key_dim, value_dim;
+  std::int64_t heads, kv_heads, key_dim, value_dim;
   Real scale;
 
   Inputs(const Tensor& queries, const Tensor& keys, const Tensor& values, double score_scale)
@@ -41,107 +49,143 @@ struct Inputs {
         v(v_.const_data_ptr<Scalar>()),
         heads(q_.size(1)),
         kv_heads(k_.size(1)),
-        group(heads / kv_heads),
         key_dim(k_.size(2)),
         value_dim(v_.size(2)),
         scale(static_cast<Real>(score_scale)) {}
 
-  // Rows of the query heads of kv head h at a token are neighbours, from this one on.
-  std::int64_t row(std::int64_t token, std::int64_t kv_head) const { return token * heads + kv_head * group; }
-  const Scalar* key(std::int64_t row, std::int64_t kv_head) const { return k + (row * kv_heads + kv_head) * key_dim; }
-  const Scalar* value(std::int64_t row, std::int64_t kv_head) const {
-    return v + (row * kv_heads + kv_head) * value_dim;
+  template <typename Body>
+  void for_heads_of(std::int64_t kv_head, const Body& body) const {
+    const auto group = heads / kv_heads;
+    for (std::int64_t first = 0; first < group; first += kLanes<Real>) {
+      body(Heads{kv_head, kv_head * group + first, std::min(kLanes<Real>, group - first)});
+    }
   }
+  std::int64_t row(std::int64_t token, const Heads& h) const { return token * heads + h.first; }
 };
 
-template <typename Scalar>
-SLUICE_INLINE Wide<Scalar> dot(const Scalar* a, const Scalar* b, std::int64_t width) {
-  return lane_sum<Wide<Scalar>>(width, [a, b](std::int64_t i) { return widen(a[i]) * widen(b[i]); });
-}
-
-// sum += factor * row.
-template <typename Scalar>
-SLUICE_INLINE void add_scaled(Wide<Scalar>* __restrict sum, Wide<Scalar> factor, const Scalar* __restrict row,
-                              std::int64_t width) {
-  for (std::int64_t i = 0; i < width; ++i) sum[i] += factor * widen(row[i]);
-}
-
-// ---- Forward
-
-// Scores of a run of keys for all rows of a group: scores[r * stride + j].
-template <typename Scalar>
-SLUICE_MULTIARCH void score_run(const Inputs<Scalar>& in, std::int64_t first_row, std::int64_t kv_head,
-                                std::int64_t first_key, std::int64_t count, Wide<Scalar>* scores, std::int64_t stride) {
-  for (std::int64_t j = 0; j < count; ++j) {
-    const auto* key = in.key(first_key + j, kv_head);
-    for (std::int64_t r = 0; r < in.group; ++r) {
-      scores[r * stride + j] = in.scale * dot(in.q + (first_row + r) * in.key_dim, key, in.key_dim);
-    }
-  }
-}
-
-// Scores of each row become probabilities that are not yet divided by their sum.
+// Rows in the wide type, padded, with a pointer to each.
 template <typename Real>
-SLUICE_MULTIARCH void exponentiate(Real* scores, std::int64_t rows, std::int64_t count, Real* max, Real* sum) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    auto* row = scores + r * count;
-    max[r] = lane_max(row, count);
-    for (std::int64_t j = 0; j < count; ++j) row[j] = exp_nonpositive(row[j] - max[r]);
-    sum[r] = lane_sum<Real>(count, [row](std::int64_t j) { return row[j]; });
+class Panel {
+ public:
+  // Rows row_of[i] of `from`.
+  template <typename Scalar>
+  void gather(const Scalar* from, std::int64_t stride, std::span<const std::int64_t> row_of, std::int64_t width) {
+    lay_out(std::ssize(row_of), width);
+    widen_rows(from, stride, row_of.data(), std::ssize(row_of), width, values_.data());
   }
-}
+  void zero(std::int64_t count, std::int64_t width) {
+    lay_out(count, width);
+    std::fill(values_.begin(), values_.end(), 0);
+  }
+  const Real* const* rows() const { return rows_.data(); }
+  Real* const* rows() { return rows_.data(); }
 
-template <typename Scalar>
-SLUICE_MULTIARCH void add_values(const Inputs<Scalar>& in, std::int64_t kv_head, std::int64_t first_key,
-                                 std::int64_t count, const Wide<Scalar>* p, std::int64_t stride, Wide<Scalar>* acc) {
-  for (std::int64_t j = 0; j < count; ++j) {
-    const auto* value = in.value(first_key + j, kv_head);
-    for (std::int64_t r = 0; r < in.group; ++r) {
-      add_scaled<Scalar>(acc + r * in.value_dim, p[r * stride + j], value, in.value_dim);
-    }
+ private:
+  void lay_out(std::int64_t count, std::int64_t width) {
+    values_.resize(count * padded<Real>(width));
+    rows_.resize(count);
+    for (std::int64_t i = 0; i < count; ++i) rows_[i] = values_.data() + i * padded<Real>(width);
   }
-}
+  std::vector<Real> values_;
+  std::vector<Real*> rows_;
+};
 
-template <typename Scalar>
-SLUICE_MULTIARCH void finish_rows(const Wide<Scalar>* acc, const Wide<Scalar>* max, const Wide<Scalar>* sum,
-                                  std::int64_t rows, std::int64_t width, Scalar* out, Wide<Scalar>* lse) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const auto inverse = sum[r] == 0 ? 0 : 1 / sum[r];  // 0: no key was attended to
-    for (std::int64_t c = 0; c < width; ++c) out[r * width + c] = narrow<Scalar>(acc[r * width + c] * inverse);
-    lse[r] = max[r] + std::log(sum[r]);
-  }
+template <typename Real>
+using PerLane = std::array<Real, kLanes<Real>>;
+
+template <typename Real>
+PerLane<Real> to_lanes(const Real* x, std::int64_t count) {
+  PerLane<Real> lanes{};
+  std::copy_n(x, count, lanes.begin());
+  return lanes;
 }
 
 // Room of one task, kept over its queries.
 template <typename Real>
-struct Scratch {
-  std::vector<Real> scores, acc, max, sum;
+struct Room {
+  std::vector<std::int64_t> chosen;  // rows of k and v
+  std::vector<Real> q, grad_out;     // lanes
+  std::vector<Real> p, grad_scores;  // [chosen, kLanes]
+  Panel<Real> keys, values, sums;
 };
 
 template <typename Scalar>
-void attend_token(const Inputs<Scalar>& in, const KeyedSequence& s, std::int64_t query, const Choice& choice,
-                  Scratch<Wide<Scalar>>& room, Scalar* out, Wide<Scalar>* lse) {
-  const auto keys = choice.keys(s, query);
-  room.scores.resize(in.group * keys);
-  room.max.resize(in.group);
-  room.sum.resize(in.group);
-  for (std::int64_t h = 0; h < in.kv_heads; ++h) {
-    const auto row = in.row(s.q_begin + query, h);
-    std::int64_t done = 0;
-    choice.for_each_run(s, query, 0, s.k_count, [&](std::int64_t begin, std::int64_t end) {
-      score_run(in, row, h, s.k_begin + begin, end - begin, room.scores.data() + done, keys);
-      done += end - begin;
-    });
-    exponentiate(room.scores.data(), in.group, keys, room.max.data(), room.sum.data());
-    room.acc.assign(in.group * in.value_dim, 0);
-    done = 0;
-    choice.for_each_run(s, query, 0, s.k_count, [&](std::int64_t begin, std::int64_t end) {
-      add_values(in, h, s.k_begin + begin, end - begin, room.scores.data() + done, keys, room.acc.data());
-      done += end - begin;
-    });
-    finish_rows(room.acc.data(), room.max.data(), room.sum.data(), in.group, in.value_dim, out + row * in.value_dim,
-                lse + row);
+SLUICE_MULTIARCH void store(const Wide<Scalar>* from, std::int64_t count, Wide<Scalar> factor, Scalar* __restrict to) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = narrow<Scalar>(from[i] * factor);
+}
+
+// The rows of k and v that query i attends to.
+void choose(const KeyedSequence& s, std::int64_t i, const Choice& choice, std::vector<std::int64_t>& chosen) {
+  chosen.clear();
+  choice.for_each_run(s, i, 0, s.k_count, [&](std::int64_t begin, std::int64_t end) {
+    for (auto j = begin; j < end; ++j) chosen.push_back(s.k_begin + j);
+  });
+}
+
+// body(first, rows) for each panel of the chosen rows.
+template <typename Body>
+void for_each_panel(std::span<const std::int64_t> chosen, const Body& body) {
+  for (std::int64_t first = 0; first < std::ssize(chosen); first += kPanel) {
+    body(first, chosen.subspan(first, std::min(kPanel, std::ssize(chosen) - first)));
   }
+}
+
+// ---- Forward
+
+// Products [keys, kLanes] become probabilities that are not yet divided by their sum, which is added up by panels.
+template <typename Real>
+SLUICE_MULTIARCH void exponentiate(Real* x, std::int64_t keys, Real scale, PerLane<Real>& max, PerLane<Real>& sum) {
+  constexpr auto lanes = kLanes<Real>;
+  max.fill(-std::numeric_limits<Real>::infinity());
+  sum.fill(0);
+  for (std::int64_t j = 0; j < keys; ++j) {
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      auto& score = x[j * lanes + lane];
+      score *= scale;
+      max[lane] = score > max[lane] ? score : max[lane];  // a NaN is passed over
+    }
+  }
+  for (std::int64_t first = 0; first < keys; first += kPanel) {
+    Real part[lanes] = {};
+    for (auto j = first; j < std::min(keys, first + kPanel); ++j) {
+      for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        part[lane] += x[j * lanes + lane] = exp_nonpositive(x[j * lanes + lane] - max[lane]);
+      }
+    }
+    for (std::int64_t lane = 0; lane < lanes; ++lane) sum[lane] += part[lane];
+  }
+}
+
+template <typename Scalar>
+void attend_token(const Inputs<Scalar>& in, const KeyedSequence& s, std::int64_t i, const Choice& choice,
+                  Room<Wide<Scalar>>& room, Scalar* out, Wide<Scalar>* lse) {
+  using Real = Wide<Scalar>;
+  constexpr auto lanes = kLanes<Real>;
+  choose(s, i, choice, room.chosen);
+  room.q.resize(in.key_dim * lanes);
+  room.p.resize(std::ssize(room.chosen) * lanes);
+  const auto attend = [&](const Heads& h) {
+    const auto row = in.row(s.q_begin + i, h);
+    widen_to_lanes(in.q + row * in.key_dim, h.count, in.key_dim, room.q.data());
+    for_each_panel(room.chosen, [&](std::int64_t first, std::span<const std::int64_t> keys) {
+      room.keys.gather(in.k + h.kv_head * in.key_dim, in.kv_heads * in.key_dim, keys, in.key_dim);
+      multiply(room.keys.rows(), std::ssize(keys), room.q.data(), in.key_dim, room.p.data() + first * lanes);
+    });
+    PerLane<Real> max, sum;
+    exponentiate(room.p.data(), std::ssize(room.chosen), in.scale, max, sum);
+    room.sums.zero(h.count, in.value_dim);
+    for_each_panel(room.chosen, [&](std::int64_t first, std::span<const std::int64_t> keys) {
+      room.values.gather(in.v + h.kv_head * in.value_dim, in.kv_heads * in.value_dim, keys, in.value_dim);
+      add_products<Real>(room.sums.rows(), h.count, room.values.rows(), std::ssize(keys),
+                         {room.p.data() + first * lanes, 1, lanes}, padded<Real>(in.value_dim));
+    });
+    for (std::int64_t r = 0; r < h.count; ++r) {
+      const auto inverse = sum[r] == 0 ? 0 : 1 / sum[r];  // 0: no key was attended to
+      store(room.sums.rows()[r], in.value_dim, inverse, out + (row + r) * in.value_dim);
+      lse[row + r] = max[r] + std::log(sum[r]);
+    }
+  };
+  for (std::int64_t kv_head = 0; kv_head < in.kv_heads; ++kv_head) in.for_heads_of(kv_head, attend);
 }
 
 // Queries worth a thread of their own.
@@ -163,7 +207,7 @@ std::tuple<Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const T
     auto* lses = lse.mutable_data_ptr<Wide<scalar_t>>();
     for (const auto& s : sequences) {
       at::parallel_for(0, s.q_count, queries_per_task(in, choice), [&](std::int64_t first, std::int64_t last) {
-        Scratch<Wide<scalar_t>> room;
+        Room<Wide<scalar_t>> room;
         for (auto i = first; i < last; ++i) attend_token(in, s, i, choice, room, outs, lses);
       });
     }
@@ -189,101 +233,142 @@ struct Gradient {
         delta(delta_.const_data_ptr<Real>()) {}
 };
 
+// q . k becomes P, and dO . v becomes dS; both [keys, kLanes].
 template <typename Real>
-struct Pair {
-  Real p, grad_score;
-};
+SLUICE_MULTIARCH void differentiate_scores(Real* p, Real* grad_scores, std::int64_t keys, Real scale,
+                                           const PerLane<Real>& lse, const PerLane<Real>& delta) {
+  constexpr auto lanes = kLanes<Real>;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      const auto at = j * lanes + lane;
+      const Real below = scale * p[at] - lse[lane];
+      p[at] = exp_nonpositive(below > 0 ? Real(0) : below);  // rounding may put it above
+      grad_scores[at] = p[at] * (grad_scores[at] - delta[lane]) * scale;
+    }
+  }
+}
 
-// P and dS of one row of q and one key.
+// P and dS of some query heads of a token, for keys and values that are gathered in rows.
 template <typename Scalar>
-SLUICE_INLINE Pair<Wide<Scalar>> differentiate_pair(const Inputs<Scalar>& in, const Gradient<Scalar>& grad,
-                                                    std::int64_t row, const Scalar* key, const Scalar* value) {
+void differentiate_rows(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, std::int64_t row, const Heads& h,
+                        const Wide<Scalar>* const* keys, const Wide<Scalar>* const* values, std::int64_t count,
+                        Room<Wide<Scalar>>& room) {
+  room.p.resize(count * kLanes<Wide<Scalar>>);
+  room.grad_scores.resize(count * kLanes<Wide<Scalar>>);
+  multiply(keys, count, room.q.data(), in.key_dim, room.p.data());
+  multiply(values, count, room.grad_out.data(), in.value_dim, room.grad_scores.data());
+  differentiate_scores(room.p.data(), room.grad_scores.data(), count, in.scale, to_lanes(grad.lse + row, h.count),
+                       to_lanes(grad.delta + row, h.count));
+}
+
+template <typename Scalar>
+void take_lanes(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, std::int64_t row, const Heads& h,
+                Room<Wide<Scalar>>& room) {
+  room.q.resize(in.key_dim * kLanes<Wide<Scalar>>);
+  room.grad_out.resize(in.value_dim * kLanes<Wide<Scalar>>);
+  widen_to_lanes(in.q + row * in.key_dim, h.count, in.key_dim, room.q.data());
+  widen_to_lanes(grad.out + row * in.value_dim, h.count, in.value_dim, room.grad_out.data());
+}
+
+template <typename Scalar>
+void query_gradient(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, const KeyedSequence& s, std::int64_t i,
+                    const Choice& choice, Room<Wide<Scalar>>& room, Scalar* grad_q) {
   using Real = Wide<Scalar>;
-  const Real below = in.scale * dot(in.q + row * in.key_dim, key, in.key_dim) - grad.lse[row];
-  const Real p = exp_nonpositive(below > 0 ? Real(0) : below);  // rounding may put it above
-  const Real grad_p = dot(grad.out + row * in.value_dim, value, in.value_dim);
-  return {.p = p, .grad_score = p * (grad_p - grad.delta[row]) * in.scale};
-}
-
-// dq of the rows of a group, for a run of keys; acc [group, key_dim].
-template <typename Scalar>
-SLUICE_MULTIARCH void add_query_gradient(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, std::int64_t first_row,
-                                         std::int64_t kv_head, std::int64_t first_key, std::int64_t count,
-                                         Wide<Scalar>* acc) {
-  for (auto j = first_key; j < first_key + count; ++j) {
-    const auto *key = in.key(j, kv_head), *value = in.value(j, kv_head);
-    for (std::int64_t r = 0; r < in.group; ++r) {
-      const auto pair = differentiate_pair(in, grad, first_row + r, key, value);
-      add_scaled<Scalar>(acc + r * in.key_dim, pair.grad_score, key, in.key_dim);
+  choose(s, i, choice, room.chosen);
+  const auto differentiate = [&](const Heads& h) {
+    const auto row = in.row(s.q_begin + i, h);
+    take_lanes(in, grad, row, h, room);
+    room.sums.zero(h.count, in.key_dim);
+    for_each_panel(room.chosen, [&](std::int64_t, std::span<const std::int64_t> keys) {
+      const auto count = std::ssize(keys);
+      room.keys.gather(in.k + h.kv_head * in.key_dim, in.kv_heads * in.key_dim, keys, in.key_dim);
+      room.values.gather(in.v + h.kv_head * in.value_dim, in.kv_heads * in.value_dim, keys, in.value_dim);
+      differentiate_rows(in, grad, row, h, room.keys.rows(), room.values.rows(), count, room);
+      add_products<Real>(room.sums.rows(), h.count, room.keys.rows(), count, {room.grad_scores.data(), 1, kLanes<Real>},
+                         padded<Real>(in.key_dim));
+    });
+    for (std::int64_t r = 0; r < h.count; ++r) {
+      store(room.sums.rows()[r], in.key_dim, Real(1), grad_q + (row + r) * in.key_dim);
     }
-  }
-}
-
-// dk and dv of a run of keys, for the rows of a group; they are added to.
-template <typename Scalar>
-SLUICE_MULTIARCH void add_key_gradients(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, std::int64_t first_row,
-                                        std::int64_t kv_head, std::int64_t first_key, std::int64_t count,
-                                        Wide<Scalar>* grad_k, Wide<Scalar>* grad_v) {
-  for (std::int64_t j = 0; j < count; ++j) {
-    const auto *key = in.key(first_key + j, kv_head), *value = in.value(first_key + j, kv_head);
-    for (std::int64_t r = 0; r < in.group; ++r) {
-      const auto row = first_row + r;
-      const auto pair = differentiate_pair(in, grad, row, key, value);
-      add_scaled<Scalar>(grad_k + j * in.key_dim, pair.grad_score, in.q + row * in.key_dim, in.key_dim);
-      add_scaled<Scalar>(grad_v + j * in.value_dim, pair.p, grad.out + row * in.value_dim, in.value_dim);
-    }
-  }
-}
-
-template <typename Scalar>
-SLUICE_MULTIARCH void store(const Wide<Scalar>* from, std::int64_t count, Scalar* __restrict to) {
-  for (std::int64_t i = 0; i < count; ++i) to[i] = narrow<Scalar>(from[i]);
+  };
+  for (std::int64_t kv_head = 0; kv_head < in.kv_heads; ++kv_head) in.for_heads_of(kv_head, differentiate);
 }
 
 template <typename Scalar>
 void query_gradients(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, const KeyedSequence& s,
                      const Choice& choice, Scalar* grad_q) {
   at::parallel_for(0, s.q_count, queries_per_task(in, choice), [&](std::int64_t first, std::int64_t last) {
-    std::vector<Wide<Scalar>> acc;
-    for (auto i = first; i < last; ++i) {
-      for (std::int64_t h = 0; h < in.kv_heads; ++h) {
-        const auto row = in.row(s.q_begin + i, h);
-        acc.assign(in.group * in.key_dim, 0);
-        choice.for_each_run(s, i, 0, s.k_count, [&](std::int64_t begin, std::int64_t end) {
-          add_query_gradient(in, grad, row, h, s.k_begin + begin, end - begin, acc.data());
-        });
-        store(acc.data(), in.group * in.key_dim, grad_q + row * in.key_dim);
-      }
-    }
+    Room<Wide<Scalar>> room;
+    for (auto i = first; i < last; ++i) query_gradient(in, grad, s, i, choice, room, grad_q);
   });
 }
 
-// Keys [first, last) of one sequence and kv head.
+// The keys of one sequence and kv head from `first` on, and their gradients.
 template <typename Scalar>
-void stripe_gradients(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, const KeyedSequence& s,
-                      const Choice& choice, std::int64_t kv_head, std::int64_t first, std::int64_t last, Scalar* grad_k,
-                      Scalar* grad_v) {
-  std::vector<Wide<Scalar>> keys((last - first) * in.key_dim), values((last - first) * in.value_dim);
-  const auto first_query = std::max<std::int64_t>(0, s.q_count - s.k_count + first);  // the first that sees key `first`
-  for (auto i = first_query; i < s.q_count; ++i) {
-    choice.for_each_run(s, i, first, last, [&](std::int64_t begin, std::int64_t end) {
-      add_key_gradients(in, grad, in.row(s.q_begin + i, kv_head), kv_head, s.k_begin + begin, end - begin,
-                        keys.data() + (begin - first) * in.key_dim, values.data() + (begin - first) * in.value_dim);
+class Stripe {
+ public:
+  using Real = Wide<Scalar>;
+  Stripe(const Inputs<Scalar>& in, const KeyedSequence& s, std::int64_t kv_head, std::int64_t first, std::int64_t last)
+      : in_(in), s_(s), kv_head_(kv_head), first_(first), last_(last), rows_(last - first) {
+    std::iota(rows_.begin(), rows_.end(), s.k_begin + first);
+    keys_.gather(in.k + kv_head * in.key_dim, in.kv_heads * in.key_dim, rows_, in.key_dim);
+    values_.gather(in.v + kv_head * in.value_dim, in.kv_heads * in.value_dim, rows_, in.value_dim);
+    grad_k_.zero(last - first, in.key_dim);
+    grad_v_.zero(last - first, in.value_dim);
+  }
+
+  // Adds what query i gives.
+  void take_query(const Gradient<Scalar>& grad, const Choice& choice, std::int64_t i) {
+    k_.clear(), v_.clear(), dk_.clear(), dv_.clear();
+    choice.for_each_run(s_, i, first_, last_, [&](std::int64_t begin, std::int64_t end) {
+      for (auto j = begin - first_; j < end - first_; ++j) {
+        k_.push_back(keys_.rows()[j]), v_.push_back(values_.rows()[j]);
+        dk_.push_back(grad_k_.rows()[j]), dv_.push_back(grad_v_.rows()[j]);
+      }
+    });
+    const auto count = std::ssize(k_);
+    if (count == 0) return;
+    in_.for_heads_of(kv_head_, [&](const Heads& h) {
+      const auto row = in_.row(s_.q_begin + i, h);
+      take_lanes(in_, grad, row, h, room_);
+      differentiate_rows(in_, grad, row, h, k_.data(), v_.data(), count, room_);
+      head_rows_.resize(h.count);
+      std::iota(head_rows_.begin(), head_rows_.end(), row);
+      room_.keys.gather(in_.q, in_.key_dim, head_rows_, in_.key_dim);
+      room_.values.gather(grad.out, in_.value_dim, head_rows_, in_.value_dim);
+      constexpr auto lanes = kLanes<Real>;
+      add_products<Real>(dk_.data(), count, room_.keys.rows(), h.count, {room_.grad_scores.data(), lanes, 1},
+                         padded<Real>(in_.key_dim));
+      add_products<Real>(dv_.data(), count, room_.values.rows(), h.count, {room_.p.data(), lanes, 1},
+                         padded<Real>(in_.value_dim));
     });
   }
-  for (auto j = first; j < last; ++j) {
-    const auto row = (s.k_begin + j) * in.kv_heads + kv_head;
-    store(keys.data() + (j - first) * in.key_dim, in.key_dim, grad_k + row * in.key_dim);
-    store(values.data() + (j - first) * in.value_dim, in.value_dim, grad_v + row * in.value_dim);
-  }
-}
 
-struct Stripe {
+  void write(Scalar* grad_k, Scalar* grad_v) {
+    for (std::size_t j = 0; j < rows_.size(); ++j) {
+      const auto row = rows_[j] * in_.kv_heads + kv_head_;
+      store(grad_k_.rows()[j], in_.key_dim, Real(1), grad_k + row * in_.key_dim);
+      store(grad_v_.rows()[j], in_.value_dim, Real(1), grad_v + row * in_.value_dim);
+    }
+  }
+
+ private:
+  const Inputs<Scalar>& in_;
+  const KeyedSequence& s_;
+  std::int64_t kv_head_, first_, last_;
+  std::vector<std::int64_t> rows_, head_rows_;
+  Panel<Real> keys_, values_, grad_k_, grad_v_;
+  std::vector<const Real*> k_, v_;  // rows of the stripe that a query attends to
+  std::vector<Real*> dk_, dv_;
+  Room<Real> room_;
+};
+
+struct StripePlace {
   std::int64_t sequence, kv_head, first, last;
 };
 
-std::vector<Stripe> cut_stripes(const std::vector<KeyedSequence>& sequences, std::int64_t kv_heads) {
-  std::vector<Stripe> stripes;
+std::vector<StripePlace> cut_stripes(const std::vector<KeyedSequence>& sequences, std::int64_t kv_heads) {
+  std::vector<StripePlace> stripes;
   for (std::size_t n = 0; n < sequences.size(); ++n) {
     const auto keys = sequences[n].k_count;
     for (std::int64_t first = 0; first < keys; first += kStripe) {
@@ -293,6 +378,16 @@ std::vector<Stripe> cut_stripes(const std::vector<KeyedSequence>& sequences, std
     }
   }
   return stripes;
+}
+
+template <typename Scalar>
+void key_gradients(const Inputs<Scalar>& in, const Gradient<Scalar>& grad, const KeyedSequence& s, const Choice& choice,
+                   const StripePlace& place, Scalar* grad_k, Scalar* grad_v) {
+  Stripe<Scalar> stripe(in, s, place.kv_head, place.first, place.last);
+  const auto first_query =
+      std::max<std::int64_t>(0, s.q_count - s.k_count + place.first);  // the first to see a key of it
+  for (auto i = first_query; i < s.q_count; ++i) stripe.take_query(grad, choice, i);
+  stripe.write(grad_k, grad_v);
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& grad_out, const Tensor& q, const Tensor& k,
@@ -313,9 +408,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& grad_out, const Te
     const auto count = static_cast<std::int64_t>(stripes.size());
     at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
       for (auto i = begin; i < end; ++i) {
-        const auto& stripe = stripes[i];
-        stripe_gradients(in, grad, sequences[stripe.sequence], choice, stripe.kv_head, stripe.first, stripe.last,
-                         grad_k.mutable_data_ptr<scalar_t>(), grad_v.mutable_data_ptr<scalar_t>());
+        key_gradients(in, grad, sequences[stripes[i].sequence], choice, stripes[i], grad_k.mutable_data_ptr<scalar_t>(),
+                      grad_v.mutable_data_ptr<scalar_t>());
       }
     });
   });
