@@ -5,35 +5,13 @@ measured in the same run. Medians. Prints a table; --json writes one object a ro
 import argparse
 import json
 import pathlib
-import statistics
 
 import torch
 import torch.nn.functional as F
 
+from gpu_timing import median_ms, rates
+
 OPS = torch.ops.sluice
-
-
-def median_ms(function, repeats=15):
-    for _ in range(3):
-        function()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        function()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
-def rates():
-    """Bytes a second of a large copy, read and written; operations a second of a large product."""
-    x = torch.randn(1 << 30, device="cuda").bfloat16()
-    y = torch.empty_like(x)
-    copy = 2 * x.nbytes / median_ms(lambda: y.copy_(x)) * 1e3
-    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    return copy, 2 * 8192**3 / median_ms(lambda: a @ b) * 1e3
 
 
 def draw(*shape):
