@@ -126,18 +126,40 @@ def test_attention_over_a_cache_with_gaps(queries, used, dtype):
     check(OPS.attention, inputs, rest, *((2e-6, 2e-5) if dtype == torch.float32 else (5e-3, 1e-2)))
 
 
-# Inputs are small integers, so that scores are exact: the choice is the CPU's, of the many equal scores too.
+# Inputs are small integers, so that scores are exact: the choice is the CPU's, of the many equal scores too. In bfloat16
+# the kernel computes the first eight.
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("queries,keys,block,top_k", [([5], [5], 4, 2), ([70, 1, 300], [70, 400, 303], 4, 8),
-                                                      ([3, 0, 9], [3, 8, 2], 2, 3), ([2000], [2000], 4, 64)])
-def test_block_top_k(queries, keys, block, top_k, dtype):
+@pytest.mark.parametrize("queries,keys,block,top_k,heads,dim",
+                         [([5], [5], 4, 2, 4, 32), ([70, 1, 300], [70, 400, 303], 4, 8, 4, 32),
+                          ([3, 0, 9], [3, 8, 2], 2, 3, 4, 64), ([2000], [2000], 4, 64, 4, 128),
+                          ([40, 17], [3000, 17], 4, 100, 1, 32), ([100], [1500], 4, 31, 8, 128),
+                          ([33], [900], 3, 12, 2, 64), ([1, 1, 6], [40001, 2047, 100000], 4, 512, 4, 32),
+                          ([70], [400], 4, 8, 3, 32), ([70], [400], 4, 8, 4, 48)])
+def test_block_top_k(queries, keys, block, top_k, heads, dim, dtype):
     torch.manual_seed(10)
     blocks = [count // block for count in keys]
-    q, block_keys = (torch.randint(-3, 4, shape).to(dtype) for shape in ((sum(queries), 4, 32), (sum(blocks), 32)))
+    q, block_keys = (torch.randint(-3, 4, shape).to(dtype) for shape in ((sum(queries), heads, dim), (sum(blocks), dim)))
     rest = [cu_seqlens(queries), cu_seqlens(blocks), torch.tensor(keys, dtype=torch.int32)]
     chosen = [OPS.block_top_k(*(x.to(device) for x in (q, block_keys, *rest)), block, top_k, 0.25).cpu()
               for device in ("cpu", "cuda")]
     assert torch.equal(*chosen)
+
+
+# Scores of one chain of products: the choice does not change with the pack, or with a cache of slabs in any order.
+def test_block_top_k_chooses_alike_in_every_pack():
+    torch.manual_seed(13)
+    lengths, slab = [5, 900, 0, 33, 2500], 700
+    q, block_keys = torch.randn(sum(lengths), 4, 128).bfloat16().cuda(), torch.randn(5 * slab, 128).bfloat16().cuda()
+    starts = torch.tensor([3 * slab, 0, 4 * slab, slab, 2 * slab, 5 * slab], dtype=torch.int32).cuda()
+    used = torch.tensor(lengths, dtype=torch.int32).cuda()
+    packed = OPS.block_top_k(q, block_keys, cu_seqlens(lengths).cuda(), starts, used, 4, 50, 0.1)
+    begin = 0
+    for n, length in enumerate(lengths):
+        rows = block_keys[starts[n]:starts[n] + length // 4]
+        alone = OPS.block_top_k(q[begin:begin + length], rows, cu_seqlens([length]).cuda(),
+                                cu_seqlens([length // 4]).cuda(), used[n:n + 1], 4, 50, 0.1)
+        assert torch.equal(alone, packed[begin:begin + length])
+        begin += length
 
 
 # As attention's plain path; keys that no query chose get gradient zero.

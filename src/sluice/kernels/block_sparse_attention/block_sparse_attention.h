@@ -23,7 +23,7 @@ namespace sluice {
 // and a sequence the same bits in every pack; on the CPU a query has the same bits with a cache or without. Error
 // against the float64 definition, relative per tensor: float32 2e-6, gradients 2e-5; bfloat16 4e-3, gradients 8e-3.
 //
-// On a GPU there are kernels (Hopper) for bfloat16 with d = dv, 128 or 256, blocks of 4 keys, at most 64 query heads a
+// On a GPU there are kernels (Hopper) for bfloat16 with d = dv, 128 or 256, blocks of 4 keys, at most 48 query heads a
 // kv head and a positive scale. They do not wait for the device, so wrong boundaries or blocks stop the program with a
 // message. Memory beside the results: 8 bytes for each of Tq (K + 1) blocks, and 8 for each query and head backward.
 // Anything else takes a plain path, and the log says so once; its work is that of dense attention.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Block-sparse attention on CUDA tensors: from tensors to params to launch.
 #include <cstdint>
-#include <limits>
 #include <tuple>
 
 #include "sluice/kernels/block_sparse_attention/params.h"
@@ -30,9 +29,13 @@ Inputs make_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   check_device(kOp, "cu_seqlens_q", cu_seqlens_q, q);
   check_device(kOp, "cu_seqlens_k", cu_seqlens_k, q);
   if (seqused_k) check_device(kOp, "seqused_k", *seqused_k, q);
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 64;  // rows of a token have an int32 index
-  SLUICE_CHECK(q.size(0) <= kMost && k.size(0) <= kMost, "{}: at most {} queries and rows of keys; got q {}, k {}", kOp,
-               kMost, describe(q), describe(k));
+  // Queries have int32 places in the pack; rows are found by an uint32 of pieces of 16 bytes.
+  const auto too_long = [](const Tensor& x) {
+    return x.size(0) > (1 << 24) || x.size(0) * x.stride(0) / 8 >= 1LL << 32;
+  };
+  SLUICE_CHECK(!too_long(q) && !too_long(k) && !too_long(v),
+               "{}: at most 16,777,216 tokens, and 64 GiB from a tensor's first to its last; got q {}, k {}, v {}", kOp,
+               describe(q), describe(k), describe(v));
   SLUICE_CHECK(cu_seqlens_q.numel() > 1, "{}: q {} has tokens, cu_seqlens_q no sequence", kOp, describe(q));
   return {dense_heads(q),
           dense_heads(k),

@@ -27,8 +27,8 @@ std::string why_plain(const Tensor& q, const Tensor& k, const Tensor& v, std::in
                        v.size(2));
   }
   if (block_size != 4) return fmt::format("the kernels take blocks of 4 keys; these are of {}", block_size);
-  if (q.size(1) / k.size(1) > 64) {
-    return fmt::format("the kernels take at most 64 query heads a kv head; these are {}", q.size(1) / k.size(1));
+  if (q.size(1) / k.size(1) > 48) {
+    return fmt::format("the kernels take at most 48 query heads a kv head; these are {}", q.size(1) / k.size(1));
   }
   if (scale <= 0) return fmt::format("the kernels take a positive scale; this is {}", scale);
   return "";

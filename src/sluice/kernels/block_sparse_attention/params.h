@@ -41,7 +41,7 @@ struct BlockSparseAttentionBackwardParams {
 size_t block_sparse_attention_workspace_bytes(const BlockSparseAttentionParams& params);
 size_t block_sparse_attention_backward_workspace_bytes(const BlockSparseAttentionParams& params);
 
-// Blocks of 4 keys, d 128 or 256, at most 64 query heads a kv head, scale > 0; rows start at multiples of 16 bytes.
+// Blocks of 4 keys, d 128 or 256, at most 48 query heads a kv head, scale > 0; rows start at multiples of 16 bytes.
 cudaError_t launch_block_sparse_attention_sm90(const BlockSparseAttentionParams& params, cudaStream_t stream);
 cudaError_t launch_block_sparse_attention_backward_sm90(const BlockSparseAttentionBackwardParams& params,
                                                         cudaStream_t stream);

@@ -5,7 +5,7 @@
 // head) of the products, 128 at most, two warpgroups. Its queries attend to much the same blocks, so it walks over the
 // union of their blocks, 16 or 20 at a time, gathered into a tile of 64 or 80 keys; a bit for each (query, block) says
 // who attends. Keys: a key tile is 64 neighbouring keys of a sequence. It walks over the list of the queries that
-// attend to one of its blocks, gathered likewise into tiles of 64 rows. Both kinds of tiles begin with their sequence,
+// attend to one of its blocks, gathered likewise into tiles of 48 rows. Both kinds of tiles begin with their sequence,
 // so a sequence has the same bits in every pack.
 //
 // A block is complete for a query when all its keys are seen by it. The open tail of a query is the block after its
@@ -157,18 +157,34 @@ struct RowOfGroup {
 template <int kDim, int kRows = 64>
 constexpr uint32_t kRowsBytes = kDim / 64 * tile_bytes(kRows);
 
-// A warpgroup copies kRows rows; row r begins at source(r), or is zero where that is null. Lanes of a warp ask for one
-// row or two.
-template <int kDim, int kRows = 64, class Source>
-__device__ inline void copy_rows(uint32_t destination, int thread, const Source& source) {
+// Where kRows rows begin, in pieces of 16 bytes from a tensor's start: lane l of a warp knows rows l, l + 32, ...;
+// kNoRow: the row is zero.
+constexpr uint32_t kNoRow = ~0u;
+template <int kRows>
+struct RowPlaces {
+  static constexpr int kEach = (kRows + 31) / 32;
+  uint32_t place[kEach];
+};
+// The same for one row of [tokens, heads, dim].
+__device__ inline uint32_t row_place(int64_t token, int64_t stride, int head, int dim) {
+  return static_cast<uint32_t>((token * stride + head * dim) / 8);
+}
+
+// A warpgroup copies kRows rows. An instruction of a warp moves one row or two; its addresses take few others, since
+// four warps have to keep the tensor cores fed.
+template <int kDim, int kRows>
+__device__ inline void copy_rows(uint32_t destination, const bf16* source, const RowPlaces<kRows>& rows, int thread) {
   constexpr int kPieces = kDim / 8, kStep = kWarpgroup / kPieces;
-  const int piece = thread % kPieces;
+  const int piece = thread % kPieces, row = thread / kPieces;
+  const auto* own = reinterpret_cast<const uint4*>(source) + piece;
   destination += piece / 8 * tile_bytes(kRows);
-#pragma unroll 4
+  // Rows 8 apart are swizzled alike.
+  const uint32_t even = destination + tile_offset(row, piece % 8 * 8);
+  const uint32_t odd = destination + tile_offset(row + 4, piece % 8 * 8) - tile_bytes(4);
+#pragma unroll
   for (int i = 0; i < kRows / kStep; ++i) {
-    const int row = thread / kPieces + i * kStep;
-    const bf16* from = source(row);
-    copy_16_or_zero(destination + tile_offset(row, piece % 8 * 8), from ? from + piece * 8 : from, from != nullptr);
+    const uint32_t place = __shfl_sync(~0u, rows.place[i * kStep / 32], i * kStep % 32 + row);
+    copy_16_or_zero((i * kStep % 8 == 0 ? even : odd) + tile_bytes(i * kStep), own + place, place != kNoRow);
   }
 }
 
@@ -200,13 +216,15 @@ __device__ inline void store_rows_through(uint8_t* rows, float (&result)[kDim / 
 // d [64, kRows] = a b^T, of rows a [64, kDim] and b [kRows, kDim] in shared memory.
 template <int kDim, int kRows = 64>
 __device__ inline void multiply_rows(float (&d)[kRows / 2], uint32_t a, uint32_t b) {
+  constexpr auto kMajor = Major::kSummedColumns;
+  const uint64_t left = operand(a), right = operand(b);
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
-    constexpr auto kMajor = Major::kSummedColumns;
-    const uint64_t left = operand_step<kMajor>(operand(a + step / 4 * kTile), step % 4);
-    const uint64_t right = operand_step<kMajor>(operand(b + step / 4 * tile_bytes(kRows)), step % 4);
-    if constexpr (kRows == 80) mma_64x80<kMajor, kMajor>(d, left, right, step > 0);
-    else mma_64x64<kMajor, kMajor>(d, left, right, step > 0);
+    const uint64_t own_left = operand_step<kMajor>(left + step / 4 * (kTile / 16), step % 4);
+    const uint64_t own_right = operand_step<kMajor>(right + step / 4 * (tile_bytes(kRows) / 16), step % 4);
+    if constexpr (kRows == 80) mma_64x80<kMajor, kMajor>(d, own_left, own_right, step > 0);
+    else if constexpr (kRows == 48) mma_64x48<kMajor, kMajor>(d, own_left, own_right, step > 0);
+    else mma_64x64<kMajor, kMajor>(d, own_left, own_right, step > 0);
   }
 }
 

@@ -22,27 +22,28 @@ struct ForwardStorage {
 
 template <int kDim>
 __device__ void produce(const SparseParams& params, const QueryItem& item, ForwardStorage<kDim>& shared, int thread) {
-  const SparseSequence& s = item.tile.sequence;
-  const bf16* k = params.k + s.k_begin * params.k_stride + item.kv_head * kDim;
-  const bf16* v = params.v + s.k_begin * params.v_stride + item.kv_head * kDim;
+  const int lane = thread % 32;
+  const KeyRows k(item.tile.sequence, params.k_stride, item.kv_head, kDim);
+  const KeyRows v(item.tile.sequence, params.v_stride, item.kv_head, kDim);
   RingPosition<ForwardStorage<kDim>::kSlots> ring;
-  const auto load = [&](const bf16* source, int64_t stride, BlockOfQueries own, bool keys) {
+  const auto load = [&](const bf16* source, const KeyRows& rows, BlockOfQueries own, bool keys) {
     const uint32_t full = shared_address(&shared.full[ring.stage]);
+    const auto places = rows.template places<kKeys>(own.block, lane);
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-    copy_blocks<kDim, kKeys>(shared_address(shared.slots[ring.stage]), source, stride, own.block, s.k_count, thread);
+    copy_rows<kDim>(shared_address(shared.slots[ring.stage]), source, places, thread);
     copy_arrive(full);
     if (keys) store_words(shared.words[ring.stage], item.tile, own, thread);
     barrier_arrive(full);
     ring.advance();
   };
-  UnionReader<kKeys> reader(item, thread % 32);
+  UnionReader<kKeys> reader(item, lane);
   const int tiles = item.steps<kKeys>();
   BlockOfQueries own = reader.take(0);
-  if (tiles > 0) load(k, params.k_stride, own, true);
+  if (tiles > 0) load(params.k, k, own, true);
   for (int j = 0; j < tiles; ++j) {
     const BlockOfQueries next = reader.take(j + 1);
-    if (j + 1 < tiles) load(k, params.k_stride, next, true);
-    load(v, params.v_stride, own, false);
+    if (j + 1 < tiles) load(params.k, k, next, true);
+    load(params.v, v, own, false);
     own = next;
   }
 }
@@ -84,10 +85,7 @@ __device__ void consume(const SparseParams& params, const QueryItem& item, Forwa
                         int thread) {
   uint8_t* const own_rows = shared.q[group];
   const uint32_t q = shared_address(own_rows), q_full = shared_address(&shared.q_full[group]);
-  copy_rows<kDim>(q, thread, [&](int tile_row) {
-    const int row = group * kTileRows + tile_row;
-    return item.has(row) ? params.q + item.token(row) * params.q_stride + item.head(row) * kDim : nullptr;
-  });
+  copy_rows<kDim>(q, params.q, item.places(group, params.q_stride, kDim, thread % 32), thread);
   copy_arrive(q_full);
   barrier_wait(q_full, 0);
   fence_async_proxy();
@@ -192,7 +190,7 @@ __global__ __launch_bounds__(kWalkThreads, 1) void sparse_forward(const __grid_c
     barrier_init_fence();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), thread = threadIdx.x % kWarpgroup;
   if (warpgroup == 2) {
     registers_decrease<kProducerRegisters>();
     produce<kDim>(params, item, shared, thread);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of k and v, over key tiles. Of 64 keys and the rows (query, head) of the queries that attend to one of
-// them, 64 rows at a time, in rising order of queries:
+// them, 48 rows at a time, in rising order of queries:
 //   P^T = exp(scale K Q^T - lse)    dV += P^T dO    dS^T = P^T (V dO^T - D)    dK += scale dS^T Q
 // Everything is transposed, so that P^T and dS^T are left operands in the registers where they arise. One consumer
 // warpgroup owns dV and makes P^T, which it hands to the other through shared memory; that one owns dK. A producer
@@ -13,16 +13,18 @@ namespace {
 constexpr int kThreads = 3 * kWarpgroup;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
+constexpr int kRows = 48;  // of a step: 4 queries of 12 heads, and three steps fit
+
 template <int kDim>
 struct KeyGradientStorage {
-  static constexpr int kStages = kDim == 256 ? 2 : 4;
+  static constexpr int kStages = kDim == 256 ? 3 : 4;
   alignas(1024) uint8_t k[kRowsBytes<kDim>];
   uint8_t v[kRowsBytes<kDim>];
-  uint8_t q[kStages][kRowsBytes<kDim>];
-  uint8_t grad_out[kStages][kRowsBytes<kDim>];
-  float4 probabilities[8][kWarpgroup];    // of thread t of the one group for thread t of the other
-  uint32_t words[kStages][2][kTileRows];  // of a row: bit i where it attends to key i; 32 keys each
-  float lse2[kStages][kTileRows], delta[kStages][kTileRows];
+  uint8_t q[kStages][kRowsBytes<kDim, kRows>];
+  uint8_t grad_out[kStages][kRowsBytes<kDim, kRows>];
+  uint4 probabilities[kRows / 16][kWarpgroup];  // bfloat16, of thread t of the one group for thread t of the other
+  uint32_t words[kStages][2][kRows];            // of a row: bit i where it attends to key i; 32 keys each
+  float lse2[kStages][kRows], delta[kStages][kRows];
   uint64_t keys_full, full[kStages], empty[kStages], probabilities_full, probabilities_empty;
 };
 
@@ -35,7 +37,7 @@ struct KeyItem {
   int count;
 
   __device__ KeyItem(const SparseParams& params, const SparseWorkspace& workspace)
-      : kv_head(blockIdx.x % params.kv_heads), queries_at_once(queries_in(params, kTileRows)), rows(group_of(params)) {
+      : kv_head(blockIdx.x % params.kv_heads), queries_at_once(queries_in(params, kRows)), rows(group_of(params)) {
     const int index = static_cast<int>(blockIdx.x) / params.kv_heads;
     tile = key_tile(params, workspace, index);
     if (tile.keys <= 0) return;
@@ -81,10 +83,17 @@ __device__ void produce(const SparseBackwardParams& backward, const SparseWorksp
   const SparseParams& params = backward.forward;
   const int lane = thread % 32, q_begin = item.tile.sequence.q_begin;
   const uint32_t keys_full = shared_address(&shared.keys_full);
-  copy_rows<kDim>(shared_address(shared.k), thread,
-                  [&](int row) { return item.key_row(params.k, params.k_stride, row, kDim); });
-  copy_rows<kDim>(shared_address(shared.v), thread,
-                  [&](int row) { return item.key_row(params.v, params.v_stride, row, kDim); });
+  const auto load_keys = [&](uint8_t* destination, const bf16* source, int64_t stride) {
+    RowPlaces<kTileKeys> places;
+#pragma unroll
+    for (int i = 0; i < places.kEach; ++i) {
+      const int key = 32 * i + lane, token = item.tile.sequence.k_begin + item.tile.first + key;
+      places.place[i] = key < item.tile.keys ? row_place(token, stride, item.kv_head, kDim) : kNoRow;
+    }
+    copy_rows<kDim>(shared_address(destination), source, places, thread);
+  };
+  load_keys(shared.k, params.k, params.k_stride);
+  load_keys(shared.v, params.v, params.v_stride);
   copy_arrive(keys_full);
 
   const auto read = [&](int step) {
@@ -96,32 +105,35 @@ __device__ void produce(const SparseBackwardParams& backward, const SparseWorksp
   for (int step = 0; step < item.steps(); ++step, ring.advance()) {
     const QueryOfBlocks own = next;  // lane i of each warp: query i of those at once
     next = read(step + 1);
-    const uint32_t full = shared_address(&shared.full[ring.stage]);
-    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     // The query of a row, or -1.
     const auto query_of = [&](int row) {
       const int place = item.rows.query(row), query = __shfl_sync(~0u, own.query, place);
       return place < item.queries_at_once ? query : -1;
     };
-    const auto gather = [&](uint32_t destination, const bf16* source, int64_t stride) {
-      copy_rows<kDim>(destination, thread, [=](int row) -> const bf16* {
-        const int query = query_of(row);
-        const int head = item.kv_head * item.rows.group + row - item.rows.query(row) * item.rows.group;
-        return query >= 0 ? source + (q_begin + query) * stride + head * kDim : nullptr;
-      });
-    };
-    gather(shared_address(shared.q[ring.stage]), params.q, params.q_stride);
-    gather(shared_address(shared.grad_out[ring.stage]), backward.grad_out, backward.grad_out_stride);
-    if (thread < kTileRows) {
+    RowPlaces<kRows> q_places, grad_places;
+#pragma unroll
+    for (int i = 0; i < q_places.kEach; ++i) {
+      const int row = 32 * i + lane, query = query_of(row);
+      const int head = item.kv_head * item.rows.group + row - item.rows.query(row) * item.rows.group;
+      q_places.place[i] = query >= 0 ? row_place(q_begin + query, params.q_stride, head, kDim) : kNoRow;
+      grad_places.place[i] = query >= 0 ? row_place(q_begin + query, backward.grad_out_stride, head, kDim) : kNoRow;
+    }
+    const uint32_t full = shared_address(&shared.full[ring.stage]);
+    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    copy_rows<kDim>(shared_address(shared.q[ring.stage]), params.q, q_places, thread);
+    copy_rows<kDim>(shared_address(shared.grad_out[ring.stage]), backward.grad_out, grad_places, thread);
+    if (thread < 64) {  // two whole warps, for the first kRows threads
       const int query = query_of(thread), place = item.rows.query(thread);
-      const int64_t row = static_cast<int64_t>(q_begin + query) * params.heads + item.kv_head * item.rows.group +
-                          thread - place * item.rows.group;
-      copy_4_or_zero(shared_address(&shared.lse2[ring.stage][thread]), workspace.lse2 + row, query >= 0);
-      copy_4_or_zero(shared_address(&shared.delta[ring.stage][thread]), workspace.delta + row, query >= 0);
       const uint2 keys = attended_keys(item.tile, own);
       const uint32_t low = __shfl_sync(~0u, keys.x, place), high = __shfl_sync(~0u, keys.y, place);
-      shared.words[ring.stage][0][thread] = query >= 0 ? low : 0;
-      shared.words[ring.stage][1][thread] = query >= 0 ? high : 0;
+      if (thread < kRows) {
+        const int64_t row = static_cast<int64_t>(q_begin + query) * params.heads + item.kv_head * item.rows.group +
+                            thread - place * item.rows.group;
+        copy_4_or_zero(shared_address(&shared.lse2[ring.stage][thread]), workspace.lse2 + row, query >= 0);
+        copy_4_or_zero(shared_address(&shared.delta[ring.stage][thread]), workspace.delta + row, query >= 0);
+        shared.words[ring.stage][0][thread] = query >= 0 ? low : 0;
+        shared.words[ring.stage][1][thread] = query >= 0 ? high : 0;
+      }
     }
     copy_arrive(full);
     barrier_arrive(full);
@@ -152,14 +164,14 @@ __device__ void consume_values(const SparseBackwardParams& backward, const KeyIt
   for (int step = 0; step < item.steps(); ++step, ring.advance(), turn.advance()) {
     barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity);
     fence_async_proxy();
-    float p[32];
+    float p[kRows / 2];
     mma_fence();
-    multiply_rows<kDim>(p, k, shared_address(shared.q[ring.stage]));
+    multiply_rows<kDim, kRows>(p, k, shared_address(shared.q[ring.stage]));
     mma_commit();
     mma_wait<0>();
     pin(p);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows / 8; ++i) {
       const uint2 words = pair_of(shared.words[ring.stage][warp / 2], i, lane);
       const float2 lse2 = pair_of(shared.lse2[ring.stage], i, lane);
       const uint32_t attends[2] = {words.x >> shift, words.y >> shift};
@@ -169,16 +181,16 @@ __device__ void consume_values(const SparseBackwardParams& backward, const KeyIt
         p[4 * i + e] = attends[e % 2] >> (e / 2 * 8) & 1 ? weight : 0.f;
       }
     }
+    uint32_t weights[kRows / 16][4];
+    pack(weights, p);
     barrier_wait(shared_address(&shared.probabilities_empty), turn.parity ^ 1);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      shared.probabilities[i][thread] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+    for (int i = 0; i < kRows / 16; ++i) {
+      shared.probabilities[i][thread] = {weights[i][0], weights[i][1], weights[i][2], weights[i][3]};
     }
     barrier_arrive(shared_address(&shared.probabilities_full));
-    uint32_t weights[4][4];
-    pack(weights, p);
     mma_fence();
-    add_weighted_rows<kDim>(grad_v, weights, shared_address(shared.grad_out[ring.stage]));
+    add_weighted_rows<kDim, kRows>(grad_v, weights, shared_address(shared.grad_out[ring.stage]));
     mma_commit();
     mma_wait<0>();
     pin(grad_v);
@@ -204,28 +216,31 @@ __device__ void consume_keys(const SparseBackwardParams& backward, const KeyItem
   for (int step = 0; step < item.steps(); ++step, ring.advance(), turn.advance()) {
     barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity);
     fence_async_proxy();
-    float grad_scores[32];
+    float grad_scores[kRows / 2];
     mma_fence();
-    multiply_rows<kDim>(grad_scores, v, shared_address(shared.grad_out[ring.stage]));
+    multiply_rows<kDim, kRows>(grad_scores, v, shared_address(shared.grad_out[ring.stage]));
     mma_commit();
     mma_wait<0>();
     pin(grad_scores);
     barrier_wait(shared_address(&shared.probabilities_full), turn.parity);
     // What a value of no weight holds does not matter, so 0 times it is 0.
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float4 p = shared.probabilities[i][thread];
-      const float2 delta = pair_of(shared.delta[ring.stage], i, lane);
-      grad_scores[4 * i] = p.x == 0.f ? 0.f : p.x * (grad_scores[4 * i] - delta.x);
-      grad_scores[4 * i + 1] = p.y == 0.f ? 0.f : p.y * (grad_scores[4 * i + 1] - delta.y);
-      grad_scores[4 * i + 2] = p.z == 0.f ? 0.f : p.z * (grad_scores[4 * i + 2] - delta.x);
-      grad_scores[4 * i + 3] = p.w == 0.f ? 0.f : p.w * (grad_scores[4 * i + 3] - delta.y);
+    for (int i = 0; i < kRows / 16; ++i) {
+      const uint4 four = shared.probabilities[i][thread];
+      const float2 p[4] = {unpack(four.x), unpack(four.y), unpack(four.z), unpack(four.w)};
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        const float2 delta = pair_of(shared.delta[ring.stage], 2 * i + pair / 2, lane);
+        float* grad = grad_scores + 8 * i + 2 * pair;
+        grad[0] = p[pair].x == 0.f ? 0.f : p[pair].x * (grad[0] - delta.x);
+        grad[1] = p[pair].y == 0.f ? 0.f : p[pair].y * (grad[1] - delta.y);
+      }
     }
     barrier_arrive(shared_address(&shared.probabilities_empty));
-    uint32_t weights[4][4];
+    uint32_t weights[kRows / 16][4];
     pack(weights, grad_scores);
     mma_fence();
-    add_weighted_rows<kDim>(grad_k, weights, shared_address(shared.q[ring.stage]));
+    add_weighted_rows<kDim, kRows>(grad_k, weights, shared_address(shared.q[ring.stage]));
     mma_commit();
     mma_wait<0>();
     pin(grad_k);
@@ -256,7 +271,7 @@ __global__ __launch_bounds__(kThreads, 1) void key_gradients(const __grid_consta
     barrier_init_fence();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), thread = threadIdx.x % kWarpgroup;
   if (warpgroup == 2) {
     registers_decrease<kProducerRegisters>();
     produce<kDim>(params, workspace, item, shared, thread);

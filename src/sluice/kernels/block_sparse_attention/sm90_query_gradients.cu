@@ -47,25 +47,25 @@ template <int kDim>
 __device__ void produce(const SparseParams& params, const QueryItem& item, QueryGradientStorage<kDim>& shared,
                         int thread) {
   using Storage = QueryGradientStorage<kDim>;
-  const SparseSequence& s = item.tile.sequence;
-  const bf16* k = params.k + s.k_begin * params.k_stride + item.kv_head * kDim;
-  const bf16* v = params.v + s.k_begin * params.v_stride + item.kv_head * kDim;
+  const int lane = thread % 32;
+  const KeyRows k(item.tile.sequence, params.k_stride, item.kv_head, kDim);
+  const KeyRows v(item.tile.sequence, params.v_stride, item.kv_head, kDim);
   RingPosition<Storage::kKeySlots> keys;
   RingPosition<Storage::kValueSlots> values;
-  UnionReader<kTileKeys> reader(item, thread % 32);
+  UnionReader<kTileKeys> reader(item, lane);
   for (int j = 0; j < item.steps<kTileKeys>(); ++j, keys.advance(), values.advance()) {
     const BlockOfQueries own = reader.take(j);
+    const auto k_places = k.template places<kTileKeys>(own.block, lane);
+    const auto v_places = v.template places<kTileKeys>(own.block, lane);
     const uint32_t keys_full = shared_address(&shared.keys_full[keys.stage]);
     barrier_wait(shared_address(&shared.keys_empty[keys.stage]), keys.parity ^ 1);
-    copy_blocks<kDim, kTileKeys>(shared_address(shared.keys[keys.stage]), k, params.k_stride, own.block, s.k_count,
-                                 thread);
+    copy_rows<kDim>(shared_address(shared.keys[keys.stage]), params.k, k_places, thread);
     copy_arrive(keys_full);
     store_words(shared.words[keys.stage], item.tile, own, thread);
     barrier_arrive(keys_full);
     const uint32_t values_full = shared_address(&shared.values_full[values.stage]);
     barrier_wait(shared_address(&shared.values_empty[values.stage]), values.parity ^ 1);
-    copy_blocks<kDim, kTileKeys>(shared_address(shared.values[values.stage]), v, params.v_stride, own.block, s.k_count,
-                                 thread);
+    copy_rows<kDim>(shared_address(shared.values[values.stage]), params.v, v_places, thread);
     copy_arrive(values_full);
     barrier_arrive(values_full);
   }
@@ -78,15 +78,9 @@ __device__ void consume(const SparseBackwardParams& backward, const SparseWorksp
   const SparseParams& params = backward.forward;
   const uint32_t q = shared_address(shared.q[group]), grad_out = shared_address(shared.grad_out[group]);
   const uint32_t rows_full = shared_address(&shared.rows_full[group]);
-  copy_rows<kDim>(q, thread, [&](int tile_row) {
-    const int row = group * kTileRows + tile_row;
-    return item.has(row) ? params.q + item.token(row) * params.q_stride + item.head(row) * kDim : nullptr;
-  });
-  copy_rows<kDim>(grad_out, thread, [&](int tile_row) {
-    const int row = group * kTileRows + tile_row;
-    return item.has(row) ? backward.grad_out + item.token(row) * backward.grad_out_stride + item.head(row) * kDim
-                         : nullptr;
-  });
+  const int lane = thread % 32;
+  copy_rows<kDim>(q, params.q, item.places(group, params.q_stride, kDim, lane), thread);
+  copy_rows<kDim>(grad_out, backward.grad_out, item.places(group, backward.grad_out_stride, kDim, lane), thread);
   copy_arrive(rows_full);
   RowMasks masks(item, group, thread);
   float lse2[2] = {}, delta[2] = {};
@@ -182,7 +176,7 @@ __global__ __launch_bounds__(kWalkThreads, 1) void query_gradients(const __grid_
     barrier_init_fence();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), thread = threadIdx.x % kWarpgroup;
   if (warpgroup == 2) {
     registers_decrease<kProducerRegisters>();
     produce<kDim>(params.forward, item, shared, thread);

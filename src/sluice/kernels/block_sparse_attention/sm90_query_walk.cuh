@@ -39,6 +39,16 @@ struct QueryItem {
   __device__ bool has(int row) const { return rows.query(row) < tile.queries; }
   __device__ int64_t token(int row) const { return tile.sequence.q_begin + tile.first + rows.query(row); }
   __device__ int head(int row) const { return kv_head * rows.group + row - rows.query(row) * rows.group; }
+  // The rows of a warpgroup in [Tq, Hq, dim].
+  __device__ RowPlaces<kTileRows> places(int group, int64_t stride, int dim, int lane) const {
+    RowPlaces<kTileRows> places;
+#pragma unroll
+    for (int i = 0; i < places.kEach; ++i) {
+      const int row = group * kTileRows + 32 * i + lane;
+      places.place[i] = has(row) ? row_place(token(row), stride, head(row), dim) : kNoRow;
+    }
+    return places;
+  }
 };
 
 // What a producer thread knows of the next tiles of keys: lane i of each warp, block i.
@@ -63,15 +73,26 @@ class UnionReader {
   BlockOfQueries next_;
 };
 
-// Gathers the blocks of the lanes of each warp; -1 gives zeros. `source`: the row of the sequence's key 0.
-template <int kDim, int kKeys>
-__device__ inline void copy_blocks(uint32_t destination, const bf16* source, int64_t stride, int block, int keys,
-                                   int thread) {
-  copy_rows<kDim, kKeys>(destination, thread, [=](int row) -> const bf16* {
-    const int key = __shfl_sync(~0u, block, row / kBlock) * kBlock + row % kBlock;
-    return key >= 0 && key < keys ? source + key * stride : nullptr;
-  });
-}
+// The keys of a sequence and kv head in [Tk, Hkv, dim], in pieces of 16 bytes.
+struct KeyRows {
+  uint32_t first, stride;
+  int count;
+  __device__ KeyRows(const SparseSequence& s, int64_t token_stride, int kv_head, int dim)
+      : first(row_place(s.k_begin, token_stride, kv_head, dim)),
+        stride(static_cast<uint32_t>(token_stride / 8)),
+        count(s.k_count) {}
+  // Those of the blocks that the lanes of a warp hold; -1 gives rows of zeros.
+  template <int kKeys>
+  __device__ RowPlaces<kKeys> places(int block, int lane) const {
+    RowPlaces<kKeys> places;
+#pragma unroll
+    for (int i = 0; i < places.kEach; ++i) {
+      const int row = 32 * i + lane, key = __shfl_sync(~0u, block, row / kBlock) * kBlock + row % kBlock;
+      places.place[i] = key >= 0 && key < count ? first + key * stride : kNoRow;
+    }
+    return places;
+  }
+};
 
 // Of a query of the tile, for a tile of keys: bit b where it attends to all keys of block b, or where that is its tail.
 struct Words {

@@ -70,10 +70,14 @@ Tensor block_top_k(const Tensor& q, const Tensor& block_keys, const Tensor& cu_s
   return op.call(q, block_keys, cu_seqlens_q, cu_blocks, seqused_k, block_size, top_k, scale);
 }
 
+// The overload is the kernel of the CUDA library, where it is loaded (gpu.cpp).
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
-  m.def(
-      "block_top_k(Tensor q, Tensor block_keys, Tensor cu_seqlens_q, Tensor cu_blocks, Tensor seqused_k, int "
-      "block_size, int top_k, float scale) -> Tensor");
+  for (const std::string overload : {"", ".sm90"}) {
+    const auto schema = "block_top_k" + overload +
+                        "(Tensor q, Tensor block_keys, Tensor cu_seqlens_q, Tensor cu_blocks, Tensor seqused_k, int "
+                        "block_size, int top_k, float scale) -> Tensor";
+    m.def(schema.c_str());
+  }
 }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) { m.impl("block_top_k", meta); }
 TORCH_LIBRARY_IMPL(sluice, Autograd, m) { m.impl("block_top_k", torch::CppFunction::makeFallthrough()); }

@@ -180,6 +180,24 @@ __device__ inline void mma_64x80(float (&d)[40], uint64_t a, uint64_t b, bool ac
       : "l"(a), "l"(b), "r"(int(accumulate)), "n"(int(kA)), "n"(int(kB)));
 }
 
+// d [64, 48] (+)= a [64, 16] b [16, 48], both in shared memory.
+template <Major kA, Major kB>
+__device__ inline void mma_64x48(float (&d)[24], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred accumulate;\n"
+      "setp.ne.b32 accumulate, %26, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23}, "
+      "%24, %25, accumulate, 1, 1, %27, %28;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+      : "l"(a), "l"(b), "r"(int(accumulate)), "n"(int(kA)), "n"(int(kB)));
+}
+
 // d [64, 32] (+)= a [64, 16] b [16, 32], both in shared memory.
 template <Major kA, Major kB>
 __device__ inline void mma_64x32(float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
