@@ -372,6 +372,31 @@ TEST(Ppo, ValuesComeToExplainReturns) {
   EXPECT_GT(prepare_ppo(policy, settings, responses).explained_variance, 0.5);
 }
 
+// The decoder learns from the head's errors too, as much as value_coef says.
+TEST(Ppo, TheValueLossReachesTheDecoder) {
+  const auto model = tiny_model("qwen3_5-tiny");
+  const auto prompts = random_prompts({6, 10});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
+  const auto head = drawn_value_head(*model.decoder);
+  const Policy policy{
+      .decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable(), .value_head = head.get()};
+  auto responses = sample(engine, prompts, 1, 20);
+  std::vector<double> norms;
+  for (const double coef : {0.0, 0.1, 0.2}) {
+    auto options = ppo();
+    options.value_coef = coef;
+    prepare_ppo(policy, algorithm_settings(options), responses);
+    for (auto& response : responses) response.advantages.zero_();
+    Training training(model);
+    norms.push_back(update_policy(policy, algorithm_settings(options), pointers(responses), 2000, 20,
+                                  training.gradients, training.optimizer, {.step = 1, .lr = 0, .clip_norm = 0})
+                        .grad_norm);
+  }
+  EXPECT_EQ(norms[0], 0);
+  EXPECT_GT(norms[1], 0);
+  EXPECT_NEAR(norms[2] / norms[1], 2, 1e-4);
+}
+
 // With nothing else to gain, a step makes answers less predictable.
 TEST(UpdatePolicy, RewardsEntropyWhereAskedTo) {
   const auto model = tiny_model("qwen3_5-tiny");
