@@ -10,7 +10,7 @@ packages=(g++ cmake ninja-build ccache python3 python3-venv
           libpcre2-dev libutf8proc-dev                                                    # linked statically
           libgloo-dev                                                                     # headers alone: libtorch holds Gloo
           libgtest-dev libgmock-dev libbenchmark-dev                                      # tests and benchmarks
-          clang clang-format clang-tidy)                                                  # fuzzing and lint
+          clang clang-format)                                                             # fuzzing and lint
 runtime=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p' | head -n 1)
 packages+=(${runtime:+"$runtime"})                                                       # the sanitizers' runtime
 missing=()

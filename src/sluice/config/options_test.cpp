@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 
@@ -317,13 +317,13 @@ TEST_F(Options, ReadBackFromTheirSavedFileBitForBit) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 2000; ++i) {
     const auto bits = random() & ~(std::uint64_t{1} << 63);  // the smallest allowed lr is 0
-    std::memcpy(&run.optim.lr, &bits, sizeof bits);
+    run.optim.lr = std::bit_cast<double>(bits);
     if (!std::isfinite(run.optim.lr)) continue;
     run.seed = static_cast<std::int64_t>(random());
     ExampleOptions again;
     const OptionList fresh(again);
     apply_toml(fresh, to_toml(list), "saved");
-    ASSERT_EQ(std::memcmp(&again.optim.lr, &run.optim.lr, sizeof(double)), 0) << run.optim.lr;
+    ASSERT_EQ(std::bit_cast<std::uint64_t>(again.optim.lr), bits) << run.optim.lr;
     ASSERT_EQ(again.seed, run.seed);
   }
 }

@@ -154,7 +154,7 @@ class OptionList {
   // Declares `field` under `name`: a setting, a section (a struct with describe()) or a list of tables (a vector of
   // them). Texts must be literals: they are kept by reference.
   template <typename T>
-  void operator()(std::string_view name, T& field, std::string_view sentence, OptionTraits traits = {}) {
+  void operator()(std::string_view name, T& field, std::string_view sentence, const OptionTraits& traits = {}) {
     if constexpr (detail::Described<T>) {
       const auto outer = prefix_;
       sections_.push_back({prefix_ + std::string(name), sentence});
@@ -165,12 +165,12 @@ class OptionList {
       if constexpr (detail::Described<typename T::value_type>) {
         add_tables(name, field, sentence);
       } else {
-        add_many(name, field, sentence, std::move(traits));
+        add_many(name, field, sentence, traits);
       }
     } else if constexpr (detail::IsOptional<T>::value) {
-      add_optional(name, field, sentence, std::move(traits));
+      add_optional(name, field, sentence, traits);
     } else {
-      add_one(name, field, sentence, std::move(traits));
+      add_one(name, field, sentence, traits);
     }
   }
 

@@ -20,7 +20,6 @@ namespace sluice {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 

@@ -154,7 +154,8 @@ void BlockIndexer::count_operations(std::span<const std::int64_t> lengths, Opera
   for (const auto length : lengths) {
     tokens += static_cast<double>(length);
     for (auto seen = sizes_.budget + sizes_.block_size; seen <= length; ++seen) {
-      scores += static_cast<double>(seen / sizes_.block_size);
+      const auto blocks = seen / sizes_.block_size;
+      scores += static_cast<double>(blocks);
     }
   }
   if (scores == 0) return;
