@@ -293,10 +293,16 @@ def test_answers_that_cannot_be_judged_are_dropped_counted_and_told(model, promp
 
 
 def test_a_reward_that_judges_nothing_ends_the_run(model, prompts, tmp_path):
-    done = rl(tmp_path, model, prompts, tmp_path / "run", python_reward(tmp_path, "def other():\n    pass\n", retries=0),
+    done = rl(tmp_path, model, prompts, tmp_path / "run", python_reward(tmp_path, "def reward():\n    pass\n", retries=0),
               check=False)
     assert done.returncode == 1
-    assert "no answer could be judged" in done.stderr and "has no attribute 'reward'" in done.stderr
+    assert "no answer could be judged" in done.stderr and "unexpected keyword argument" in done.stderr
+
+
+def test_a_reward_that_cannot_be_loaded_is_refused_at_the_start(model, prompts, tmp_path):
+    done = rl(tmp_path, model, prompts, tmp_path / "run", python_reward(tmp_path, "def other():\n    pass\n"),
+              "--dry-run", check=False)
+    assert done.returncode == 2 and "has no attribute 'reward'" in done.stderr
 
 
 def test_a_reward_that_hangs_is_ended(model, prompts, tmp_path):

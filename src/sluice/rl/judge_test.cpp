@@ -23,6 +23,21 @@ std::vector<Json> requests(std::initializer_list<const char*> completions) {
   return list;
 }
 
+struct Wanted {
+  std::vector<std::string> command;
+  JudgeLimits limits;
+};
+
+void expect_usage_error(const Wanted& wanted, const std::string& text) {
+  try {
+    const Judge judge(wanted.command, wanted.limits);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kUsage);
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
 // A folder with a reward.py that holds this function body.
 class PythonFunction : public testing::Test {
  protected:
@@ -57,8 +72,7 @@ TEST_F(PythonFunction, OneThatHangsOrDiesIsEndedAndReplaced) {
   Judge judge(function("    if completion == 'hang': time.sleep(100)\n"
                        "    if completion == 'die': os.kill(os.getpid(), 9)\n"
                        "    return 1\n"),
-              {.timeout_s = 0.5, .retries = 0});
-  EXPECT_EQ(judge.judge(requests({"first"})), Rewards{1});  // loaded: from now on the limit is half a second
+              {.worker = {.timeout_s = 0.5}, .retries = 0});
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(judge.judge(requests({"hang"})), Rewards{std::nullopt});
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
@@ -77,7 +91,7 @@ TEST_F(PythonFunction, OneThatFailsOnceIsGivenItsRewardByTheSecondTry) {
 
 TEST_F(PythonFunction, MemoryIsLimited) {
   Judge judge(function("    return len(bytearray(600 << 20)) if completion == 'much' else 1\n"),
-              {.memory_gib = 0.5, .retries = 0});
+              {.worker = {.memory_gib = 0.5}, .retries = 0});
   EXPECT_EQ(judge.judge(requests({"much", "little"})), (Rewards{std::nullopt, 1}));
 }
 
@@ -88,33 +102,47 @@ TEST_F(PythonFunction, LongTextsAndSpecialCharactersArrive) {
   EXPECT_EQ(judge.judge(requests({text.c_str()})), Rewards{300003});
 }
 
-TEST_F(PythonFunction, AMissingFunctionIsTheFailureOfEveryRequest) {
+// A limit of its own: the time for an answer does not begin before.
+TEST_F(PythonFunction, MayTakeItsTimeToLoad) {
+  write_file(folder_ / "slow.py", "import time\ntime.sleep(1)\ndef reward(**request): return 1\n");
+  const auto command = python_judge((folder_ / "slow.py").string() + ":reward");
+  Judge judge(command, {.worker = {.timeout_s = 0.5}});
+  EXPECT_EQ(judge.judge(requests({"x"})), Rewards{1});
+  EXPECT_EQ(judge.failures(), 0);
+  expect_usage_error({{"sleep", "100"}, {.worker = {.load_timeout_s = 0.2}}}, "was not ready within 0.2 s");
+}
+
+TEST_F(PythonFunction, ThatIsReplacedHasItsTimeToLoadAgain) {
+  write_file(folder_ / "slow.py",
+             "import os, time\ntime.sleep(1)\ndef reward(completion, **request):\n    "
+             "if completion == 'die': os._exit(1)\n    return 1\n");
+  Judge judge(python_judge((folder_ / "slow.py").string() + ":reward"), {.worker = {.timeout_s = 0.5}, .retries = 0});
+  EXPECT_EQ(judge.judge(requests({"die", "x"})), (Rewards{std::nullopt, 1}));
+  EXPECT_EQ(judge.failures(), 1);
+}
+
+TEST_F(PythonFunction, ThatCannotBeLoadedIsAUsageError) {
   auto command = function("    return 1\n");
   command.back() = "other";
-  Judge judge(command, {.retries = 0});
-  EXPECT_EQ(judge.judge(requests({"x"})), Rewards{std::nullopt});
-  EXPECT_NE(judge.last_failure().find("has no attribute 'other'"), std::string::npos) << judge.last_failure();
+  expect_usage_error({command, {}}, "has no attribute 'other'");
+  expect_usage_error({{"true"}, {}}, "ended before it was ready");
+  expect_usage_error({{"echo", "hello"}, {}}, "began with hello");
+  expect_usage_error({{"/no/such/program"}, {}}, "cannot start /no/such/program");
 }
 
 TEST(Judge, GarbageOnStandardOutputIsAFailure) {
   for (const auto* script :
        {"while read x; do echo rubbish; done", "while read x; do echo '{\"id\": 99, \"reward\": 1}'; done",
         "while read x; do echo '{\"id\": 0, \"reward\": NaN}'; done",
-        "while read x; do printf '{\"id\": 0, \"reward\": 1}\\nmore\\n'; done", "exit 0"}) {
-    Judge judge({"sh", "-c", script}, {.retries = 0});
+        "while read x; do printf '{\"id\": 0, \"reward\": 1}\\nmore\\n'; done",
+        "while read x; do echo '{\"id\": 0}'; done", "exit 0"}) {
+    Judge judge({"sh", "-c", std::string("echo '{\"ready\": true}'; ") + script}, {.retries = 0});
     EXPECT_EQ(judge.judge(requests({"x"})), Rewards{std::nullopt}) << script;
     EXPECT_EQ(judge.failures(), 1);
   }
 }
 
-TEST(Judge, AProgramThatIsNotThereIsAUsageError) {
-  Judge judge({"/no/such/program"}, {});
-  try {
-    judge.judge(requests({"x"}));
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kUsage);
-  }
+TEST(Judge, APlaceThatIsNoFunctionIsAUsageError) {
   EXPECT_THROW(python_judge("no colon"), Error);
   EXPECT_THROW(python_judge("/no/such/file.py:function"), Error);
 }

@@ -60,7 +60,17 @@ struct RolloutOptions {
   }
 };
 
-enum class RewardKind { kExactMatch, kGsm8k, kGsm8kFlexible, kMath, kFormat, kLength, kPython, kCommand };
+enum class RewardKind {
+  kExactMatch,
+  kGsm8k,
+  kGsm8kFlexible,
+  kMath,
+  kFormat,
+  kLength,
+  kReasoningGym,
+  kPython,
+  kCommand
+};
 
 struct RewardOptions {
   RewardKind kind = RewardKind::kExactMatch;
@@ -70,20 +80,24 @@ struct RewardOptions {
   std::optional<std::string> python;
   std::vector<std::string> command;
   std::int64_t workers = 1;
+  double load_timeout_s = 60;
   double timeout_s = 10;
   double memory_gib = 4;
   std::int64_t retries = 2;
   void describe(OptionList& option) {
     option("kind", kind,
            "what gives the reward; the first one is the task's own: it judges evaluations and dynamic sampling",
-           {.choices = {"exact_match", "gsm8k", "gsm8k_flexible", "math", "format", "length", "python", "command"}});
+           {.choices = {"exact_match", "gsm8k", "gsm8k_flexible", "math", "format", "length", "reasoning_gym", "python",
+                        "command"}});
     option("weight", weight, "of this reward in the sum");
     option("pattern", pattern, "for kind = format: 1 where this regular expression matches the whole answer, else 0");
     option("buffer", buffer, "for kind = length: tokens before rollout.max_tokens over which it falls from 0 to -1",
            {.unit = "tokens", .synonyms = {"overlong_buffer_len"}, .min = 0});
     option("python", python, "for kind = python: FILE.py:FUNCTION, called with prompt, completion, answer, record");
     option("command", command, "for kind = command: program and arguments; requests and rewards are lines of JSON");
-    option("workers", workers, "processes of a python or command reward", {.min = 1});
+    option("workers", workers, "processes of a reasoning_gym, python or command reward", {.min = 1});
+    option("load_timeout_s", load_timeout_s, "time for such a process from its start until it is ready",
+           {.unit = "s", .min = 0.01});
     option("timeout_s", timeout_s, "time for one answer of such a process", {.unit = "s", .min = 0.01});
     option("memory_gib", memory_gib, "address space of such a process", {.unit = "GiB", .min = 0.05});
     option("retries", retries, "further tries before an answer that could not be judged is dropped", {.min = 0});

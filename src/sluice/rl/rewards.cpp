@@ -58,6 +58,15 @@ bool math(const AnsweredPrompt& a) {
   return found && equal_math(*found, boxed_answer(a.prompt->answer).value_or(a.prompt->answer));
 }
 
+void check_gym_record(const Prompt& prompt) {
+  const auto entry = prompt.record.find("reasoning_gym");
+  if (entry != prompt.record.end() && entry->is_object()) return;
+  fail_data(
+      "{}: no object under reasoning_gym, which kind = reasoning_gym judges by; python -m sluice.reasoning_gym "
+      "writes such records",
+      prompt.place);
+}
+
 void check_options(const RewardOptions& o) {
   const auto only = [&](bool given, const char* name, RewardKind kind, const char* kind_name) {
     if (given && o.kind != kind) fail_usage("reward.{} belongs to kind = {}", name, kind_name);
@@ -67,6 +76,13 @@ void check_options(const RewardOptions& o) {
   only(o.buffer > 0, "buffer", RewardKind::kLength, "length");
   only(o.python.has_value(), "python", RewardKind::kPython, "python");
   only(!o.command.empty(), "command", RewardKind::kCommand, "command");
+}
+
+// Of the process that judges; empty: none does.
+std::vector<std::string> command_of(const RewardOptions& o) {
+  if (o.kind == RewardKind::kPython) return python_judge(*o.python);
+  if (o.kind == RewardKind::kReasoningGym) return reasoning_gym_judge();
+  return o.command;
 }
 
 std::function<double(const AnsweredPrompt&)> rule_of(const RewardOptions& o, std::int64_t max_tokens) {
@@ -96,12 +112,13 @@ Rewards::Rewards(const std::vector<RewardOptions>& options, std::int64_t max_tok
   for (const auto& o : options) {
     check_options(o);
     Part part{.kind = o.kind, .weight = o.weight, .rule = {}, .judge = {}};
-    const bool by_process = o.kind == RewardKind::kPython || o.kind == RewardKind::kCommand;
-    if (by_process) {
+    if (auto command = command_of(o); !command.empty()) {
       part.judge = std::make_unique<Judge>(
-          o.python ? python_judge(*o.python) : o.command,
+          std::move(command),
           JudgeLimits{
-              .workers = o.workers, .timeout_s = o.timeout_s, .memory_gib = o.memory_gib, .retries = o.retries});
+              .workers = o.workers,
+              .worker = {.load_timeout_s = o.load_timeout_s, .timeout_s = o.timeout_s, .memory_gib = o.memory_gib},
+              .retries = o.retries});
     } else {
       part.rule = rule_of(o, max_tokens);
     }
@@ -111,6 +128,9 @@ Rewards::Rewards(const std::vector<RewardOptions>& options, std::int64_t max_tok
 
 void Rewards::check(const std::vector<Prompt>& prompts) const {
   for (const auto& part : parts_) {
+    if (part.kind == RewardKind::kReasoningGym) {
+      for (const auto& prompt : prompts) check_gym_record(prompt);
+    }
     if (!needs_answer(part.kind)) continue;
     const bool number = part.kind == RewardKind::kGsm8k || part.kind == RewardKind::kGsm8kFlexible;
     for (const auto& prompt : prompts) {
