@@ -305,6 +305,48 @@ def test_a_reward_that_cannot_be_loaded_is_refused_at_the_start(model, prompts, 
     assert done.returncode == 2 and "has no attribute 'reward'" in done.stderr
 
 
+# A number is to be named; the environment says whether there is one more turn.
+ENVIRONMENT = """
+class Guess:
+    def __init__(self, prompt, answer, record):
+        self.turns = 0
+    def step(self, completion):
+        self.turns += 1
+        return "once more", len(completion) % 3, self.turns == 2
+"""
+
+
+def environment(folder, text=ENVIRONMENT, **options):
+    (folder / "environment.py").write_text(text)
+    lines = [f"{name} = {json.dumps(value)}" for name, value in options.items()]
+    return "\n".join(["[environment]", f'python = "{folder / "environment.py"}:Guess"', *lines,
+                      "[[reward]]", 'kind = "environment"'])
+
+
+def test_episodes_of_several_turns_are_trained_on_as_sampled(model, prompts, tmp_path):
+    out = tmp_path / "run"
+    rl(tmp_path, model, prompts, out, environment(tmp_path, workers=2), "--eval.data", prompts, "--train.steps", 2)
+    for line in metrics(out)[1:]:
+        assert line["rollout/turns_mean"] == 2
+        assert line["rollout/dlogp_mean"] < 1e-5   # all tokens, masks and log-probabilities are where they belong
+        assert line["rollout/length_max"] <= 12    # two turns of 6 tokens; the environment's are not counted
+    for sample in rollouts(out, 1):
+        assert sample["turns"] == 2 and "<|im_start|>user\nonce more" in sample["completion"]
+        assert 0 <= sample["reward"] <= 4
+
+
+def test_an_environment_without_end_is_left_and_one_that_fails_leaves_its_answers_out(model, prompts, tmp_path):
+    endless = ENVIRONMENT.replace("self.turns == 2", "False")
+    rl(tmp_path, model, prompts, tmp_path / "endless", environment(tmp_path, endless, max_turns=3), "--train.steps", 1)
+    samples = rollouts(tmp_path / "endless", 1)
+    assert all(sample["turns"] == 3 and sample["finish_reason"] == "length" for sample in samples)
+    failing = ENVIRONMENT.replace("        return", "        assert len(completion) % 4, 'this one fails'\n        return")
+    done = rl(tmp_path, model, prompts, tmp_path / "failing", environment(tmp_path, failing), "--train.steps", 1)
+    unjudged = [sample for sample in rollouts(tmp_path / "failing", 1) if sample["reward"] is None]
+    assert unjudged and not any(sample["used"] for sample in unjudged) and "this one fails" in done.stderr
+    assert metrics(tmp_path / "failing")[0]["rollout/failed"] == len(unjudged)
+
+
 def test_a_reward_that_hangs_is_ended(model, prompts, tmp_path):
     text = """
 import itertools, time

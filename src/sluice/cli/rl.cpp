@@ -3,6 +3,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "sluice/cli/processes.h"
 #include "sluice/cli/training.h"
 #include "sluice/core/log.h"
@@ -30,6 +32,15 @@ void check(const RlOptions& options) {
   }
   if (options.eval.samples > 1 && options.eval.temperature == 0) {
     fail_usage("eval.samples = {} at eval.temperature = 0 would be the same answer each time", options.eval.samples);
+  }
+  const bool by_environment = std::ranges::any_of(
+      options.reward, [](const RewardOptions& reward) { return reward.kind == RewardKind::kEnvironment; });
+  if (options.environment.python && !by_environment) {
+    fail_usage(
+        "environment.python is given, and no [[reward]] has kind = environment, which is what its episodes are worth");
+  }
+  if (!options.environment.python && by_environment) {
+    fail_usage("reward: kind = environment needs environment.python");
   }
   if (options.rollout.samples == 1 && algorithm_settings(options.objective).advantage != Advantage::kGae)
     log_warning("rollout.samples = 1: a group of one has no advantage; nothing is learned");
@@ -67,6 +78,11 @@ ExitCode run_rl(const RlOptions& options, const Invocation& invocation) {
   Rewards rewards(options.reward, options.rollout.max_tokens);
   rewards.check(prompts);
   rewards.check(eval_prompts);
+  std::optional<Surroundings> surroundings;
+  if (options.environment.python) {
+    surroundings = Surroundings{.environment = Environment(options.environment),
+                                .glue = TurnGlue(options.model.path, options.data)};
+  }
   log_info("model: {} parameters, {} trained; {} threads", count_elements(loaded.model.parameters()),
            count_elements(trained_parameters(loaded.model, MtpTraining::kOff)), at::get_num_threads());
   log_info("{}", describe(options.objective));
@@ -84,6 +100,7 @@ ExitCode run_rl(const RlOptions& options, const Invocation& invocation) {
                               .prompts = prompts,
                               .eval_prompts = eval_prompts,
                               .rewards = rewards,
+                              .surroundings = surroundings ? &*surroundings : nullptr,
                               .state = state,
                               .adapters = adapters});
   if (state) log_info("resuming after step {} of {}", state->step, options.train.steps);

@@ -15,10 +15,10 @@ double pass_at_k(std::int64_t n, std::int64_t right, std::int64_t k) {
 }
 
 nlohmann::ordered_json evaluate(Engine& engine, const std::vector<Prompt>& prompts, Rewards& rewards,
-                                const GenerationSettings& settings) {
+                                Surroundings* surroundings, const GenerationSettings& settings) {
   std::vector<std::size_t> all(prompts.size());
   std::iota(all.begin(), all.end(), std::size_t{0});
-  auto groups = sample_groups(engine, prompts, all, settings, /*first_stream=*/0);
+  auto groups = sample_groups(engine, prompts, all, settings, /*first_stream=*/0, surroundings);
   judge(groups, prompts, rewards);
   double average = 0, tokens = 0, truncated = 0, answers = 0;
   std::int64_t failed = 0;
@@ -27,7 +27,7 @@ nlohmann::ordered_json evaluate(Engine& engine, const std::vector<Prompt>& promp
     double sum = 0;
     std::int64_t count = 0, right = 0;
     for (const auto& response : group.responses) {
-      tokens += static_cast<double>(response.completion.tokens.size());
+      tokens += static_cast<double>(response.completion.logprobs.size());
       truncated += response.completion.finish_reason == FinishReason::kLength ? 1 : 0;
       answers += 1;
       if (!response.verdict) {

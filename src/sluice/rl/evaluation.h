@@ -15,8 +15,9 @@ double pass_at_k(std::int64_t n, std::int64_t right, std::int64_t k);
 
 // Samples and judges answers to all prompts; by names as metrics.jsonl has them. avg@n: the mean of the first reward
 // over the n answers and the prompts. pass@k for k = 1, 2, 4, .. up to n; right is a first reward of at least 1. Means
-// are over prompts with an answer that could be judged; "failed" counts the answers that could not.
+// are over prompts with an answer that could be judged; "failed" counts the answers that could not. `surroundings` as
+// sample_groups takes them.
 nlohmann::ordered_json evaluate(Engine& engine, const std::vector<Prompt>& prompts, Rewards& rewards,
-                                const GenerationSettings& settings);
+                                Surroundings* surroundings, const GenerationSettings& settings);
 
 }  // namespace sluice

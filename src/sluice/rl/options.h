@@ -68,6 +68,7 @@ enum class RewardKind {
   kFormat,
   kLength,
   kReasoningGym,
+  kEnvironment,
   kPython,
   kCommand
 };
@@ -87,8 +88,8 @@ struct RewardOptions {
   void describe(OptionList& option) {
     option("kind", kind,
            "what gives the reward; the first one is the task's own: it judges evaluations and dynamic sampling",
-           {.choices = {"exact_match", "gsm8k", "gsm8k_flexible", "math", "format", "length", "reasoning_gym", "python",
-                        "command"}});
+           {.choices = {"exact_match", "gsm8k", "gsm8k_flexible", "math", "format", "length", "reasoning_gym",
+                        "environment", "python", "command"}});
     option("weight", weight, "of this reward in the sum");
     option("pattern", pattern, "for kind = format: 1 where this regular expression matches the whole answer, else 0");
     option("buffer", buffer, "for kind = length: tokens before rollout.max_tokens over which it falls from 0 to -1",
@@ -101,6 +102,27 @@ struct RewardOptions {
     option("timeout_s", timeout_s, "time for one answer of such a process", {.unit = "s", .min = 0.01});
     option("memory_gib", memory_gib, "address space of such a process", {.unit = "GiB", .min = 0.05});
     option("retries", retries, "further tries before an answer that could not be judged is dropped", {.min = 0});
+  }
+};
+
+struct EnvironmentOptions {
+  std::optional<std::string> python;
+  std::int64_t max_turns = 8;
+  std::int64_t workers = 1;
+  double load_timeout_s = 60;
+  double timeout_s = 10;
+  double memory_gib = 4;
+  void describe(OptionList& option) {
+    option(
+        "python", python,
+        "FILE.py:CLASS, an object of which is an episode: made with prompt, answer, record; step(completion) returns "
+        "observation, reward, done; none: answers are single turns");
+    option("max_turns", max_turns, "most turns of the model in an episode", {.min = 1});
+    option("workers", workers, "processes that hold the episodes", {.min = 1});
+    option("load_timeout_s", load_timeout_s, "time for such a process from its start until it is ready",
+           {.unit = "s", .min = 0.01});
+    option("timeout_s", timeout_s, "time for one step of an episode", {.unit = "s", .min = 0.01});
+    option("memory_gib", memory_gib, "address space of such a process", {.unit = "GiB", .min = 0.05});
   }
 };
 
@@ -201,6 +223,7 @@ struct RlOptions {
   ModelOptions model;
   PromptOptions data;
   RolloutOptions rollout;
+  EnvironmentOptions environment;
   std::vector<RewardOptions> reward;
   ObjectiveOptions objective;
   RlTrainOptions train;
@@ -223,6 +246,7 @@ struct RlOptions {
     option("model", model, "model");
     option("data", data, "prompts");
     option("rollout", rollout, "sampling");
+    option("environment", environment, "episodes of several turns");
     option("reward", reward, "what an answer is worth");
     option("objective", objective, "what is minimised");
     option("train", train, "length of the run");

@@ -5,10 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "sluice/core/files.h"
 #include "sluice/models/testing.h"
 #include "sluice/rl/rollout.h"
 #include "sluice/rl/token_advantages.h"
@@ -44,14 +47,18 @@ std::vector<Prompt> random_prompts(std::initializer_list<std::size_t> lengths) {
 
 // Three answers to each prompt, as the trainer takes them.
 std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& prompts, double temperature,
-                                    std::int64_t max_tokens, std::uint64_t first_stream = 0,
-                                    bool keep_experts = false) {
+                                    std::int64_t max_tokens, std::uint64_t first_stream = 0, bool keep_experts = false,
+                                    Surroundings* surroundings = nullptr) {
   std::vector<std::size_t> all(prompts.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
-  const auto groups = sample_groups(
-      engine, prompts, all,
-      {.samples = 3, .max_tokens = max_tokens, .temperature = temperature, .seed = 5, .keep_experts = keep_experts},
-      first_stream);
+  const auto groups = sample_groups(engine, prompts, all,
+                                    {.samples = 3,
+                                     .max_tokens = max_tokens,
+                                     .temperature = temperature,
+                                     .seed = 5,
+                                     .longest = surroundings != nullptr ? 200 : 0,
+                                     .keep_experts = keep_experts},
+                                    first_stream, surroundings);
   std::vector<TrainedResponse> responses;
   for (const auto& group : groups) {
     for (const auto& response : group.responses) {
@@ -62,7 +69,7 @@ std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& p
       r.sample.loss_mask.resize(r.sample.tokens.size(), 0);
       const auto& tokens = response.completion.tokens;
       r.sample.tokens.insert(r.sample.tokens.end(), tokens.begin(), tokens.end());
-      r.sample.loss_mask.resize(r.sample.tokens.size(), 1);
+      r.sample.loss_mask.insert(r.sample.loss_mask.end(), response.sampled.begin(), response.sampled.end());
       responses.push_back(std::move(r));
     }
   }
@@ -160,6 +167,35 @@ TEST(RolloutAgainstTraining, AgreesWithAdaptersWhateverTheyHold) {
   }
   auto trained = sample(engine, prompts, 1, 20, /*first_stream=*/100);
   EXPECT_LT(drift(policy, trained), kBound);
+}
+
+// Turns are scored as they were sampled, each behind all that came before it; what the environment said is not trained.
+TEST(RolloutAgainstTraining, AgreesOverTheTurnsOfAnEpisode) {
+  const auto file = std::filesystem::path(testing::TempDir()) / "sluice_policy_test_environment.py";
+  write_file(file,
+             "class Echo:\n"
+             "    def __init__(self, prompt, answer, record): self.turns = 0\n"
+             "    def step(self, completion):\n"
+             "        self.turns += 1\n"
+             "        return f'turn {self.turns}: ' + completion[:10], 1, self.turns == 3\n");
+  Surroundings surroundings{.environment = Environment({.python = file.string() + ":Echo"}),
+                            .glue = TurnGlue(SLUICE_SOURCE_DIR "/examples/tiny/tokenizer", {})};
+  for (const auto* preset : {"qwen3_5-tiny", "qwen3_8_flash_next-tiny"}) {
+    SCOPED_TRACE(preset);
+    const auto model = tiny_model(preset);
+    const auto prompts = random_prompts({6, 40});
+    Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 200, .tokens_per_step = 48});
+    const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+    auto responses = sample(engine, prompts, 1, 12, 0, /*keep_choices=*/true, &surroundings);
+    for (const auto& response : responses) {
+      EXPECT_EQ(response.tokens(), 36);  // three turns
+      EXPECT_EQ(std::ranges::count(response.sample.loss_mask, 1), 36);
+      EXPECT_GT(std::ssize(response.sample.tokens), 6 + 36 + 2 * 10);
+    }
+    EXPECT_LT(drift(policy, responses), kBound);
+    Training training(model);
+    EXPECT_EQ(training.update(policy, responses).stats.tokens, 6 * 36);
+  }
 }
 
 // Weights that the engine did not see: a hundredth of one matrix is enough to show.

@@ -85,7 +85,7 @@ std::vector<std::string> command_of(const RewardOptions& o) {
   return o.command;
 }
 
-std::function<double(const AnsweredPrompt&)> rule_of(const RewardOptions& o, std::int64_t max_tokens) {
+std::function<std::optional<double>(const AnsweredPrompt&)> rule_of(const RewardOptions& o, std::int64_t max_tokens) {
   switch (o.kind) {
     case RewardKind::kGsm8k:
       return [](const AnsweredPrompt& a) { return gsm8k(a, gsm8k_strict) ? 1.0 : 0.0; };
@@ -96,6 +96,8 @@ std::function<double(const AnsweredPrompt&)> rule_of(const RewardOptions& o, std
     case RewardKind::kFormat:
       return
           [match = WholeMatch(*o.pattern)](const AnsweredPrompt& a) { return match.matches(a.completion) ? 1.0 : 0.0; };
+    case RewardKind::kEnvironment:
+      return [](const AnsweredPrompt& a) { return a.episode_reward; };
     case RewardKind::kLength:
       return [buffer = o.buffer, max_tokens](const AnsweredPrompt& a) {
         return overlong_penalty(a.tokens, max_tokens, buffer);
@@ -159,7 +161,7 @@ std::vector<std::optional<Verdict>> Rewards::judge(std::span<const AnsweredPromp
       }
       found = part.judge->judge(requests);
     } else {
-      for (const auto& a : answers) found.emplace_back(part.rule(a));
+      for (const auto& a : answers) found.push_back(part.rule(a));
     }
     for (std::size_t i = 0; i < answers.size(); ++i) {
       if (!verdicts[i]) continue;

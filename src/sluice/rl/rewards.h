@@ -17,8 +17,9 @@ namespace sluice {
 
 struct AnsweredPrompt {
   const Prompt* prompt;
-  std::string completion;  // text
-  std::int64_t tokens;     // of the completion
+  std::string completion;                     // text
+  std::int64_t tokens;                        // of the completion, sampled ones
+  std::optional<double> episode_reward = {};  // an environment's; none: it failed
 };
 
 struct Verdict {
@@ -34,15 +35,15 @@ class Rewards {
   // Data error with its place for a prompt whose answer the rewards cannot use.
   void check(const std::vector<Prompt>& prompts) const;
 
-  // In the order of the answers; none for one that a process could not judge, retries included. That is never a reward
-  // of 0.
+  // In the order of the answers; none for one that a process could not judge, retries included, or the environment.
+  // That is never a reward of 0.
   std::vector<std::optional<Verdict>> judge(std::span<const AnsweredPrompt> answers);
 
   std::int64_t failures() const;     // of judging processes, all tries so far
   std::string last_failure() const;  // empty: none
 
  private:
-  using Rule = std::function<double(const AnsweredPrompt&)>;
+  using Rule = std::function<std::optional<double>(const AnsweredPrompt&)>;
   struct Part {
     RewardKind kind;
     double weight;

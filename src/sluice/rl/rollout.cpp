@@ -15,27 +15,146 @@ std::vector<double> rewards_of(const AnswerGroup& group) {
 
 }  // namespace
 
+namespace {
+
+// An answer on its way.
+struct Episode {
+  const Prompt* prompt;
+  Response* response;
+  std::uint64_t stream;
+  std::vector<TokenId> tokens;  // prompt and answer so far
+  std::int64_t number = 0;      // the environment's
+};
+
+// Lets the model go on with these. Its turn comes to `completions`, in their order.
+std::vector<Completion> sample_turn(Engine& engine, const std::vector<Episode*>& episodes,
+                                    const GenerationSettings& settings) {
+  std::vector<Completion> completions(episodes.size());
+  for (std::size_t i = 0; i < episodes.size(); ++i) {
+    const auto& e = *episodes[i];
+    const auto room = settings.longest > 0 ? settings.longest - std::ssize(e.tokens) : settings.max_tokens;
+    engine.submit({.prompt = e.tokens,
+                   .max_tokens = std::min(settings.max_tokens, room),
+                   .sampling = {.temperature = settings.temperature,
+                                .seed = settings.seed,
+                                .sequence = e.stream,
+                                .drawn = e.response->completion.logprobs.size()},
+                   .stop = {},
+                   .keep_experts = settings.keep_experts,
+                   .on_text = {},
+                   .on_finish = [&completion = completions[i]](const Completion& c) { completion = c; }});
+  }
+  engine.run();
+  return completions;
+}
+
+// The experts of the tokens behind those whose are known.
+void append(Tensor& all, const Tensor& turn) {
+  if (!turn.defined()) return;
+  const auto known = all.defined() ? all.size(0) : 0;
+  const auto rest = turn.narrow(0, known, turn.size(0) - known);
+  all = known > 0 ? at::cat({all, rest}) : rest;
+}
+
+// The model's turn becomes part of its answer.
+void append(Episode& e, const Completion& turn) {
+  auto& all = e.response->completion;
+  e.tokens.insert(e.tokens.end(), turn.tokens.begin(), turn.tokens.end());
+  all.tokens.insert(all.tokens.end(), turn.tokens.begin(), turn.tokens.end());
+  all.logprobs.insert(all.logprobs.end(), turn.logprobs.begin(), turn.logprobs.end());
+  all.model_logprobs.insert(all.model_logprobs.end(), turn.model_logprobs.begin(), turn.model_logprobs.end());
+  all.text += turn.text;
+  all.finish_reason = turn.finish_reason;
+  append(all.experts, turn.experts);
+  e.response->sampled.resize(all.tokens.size(), 1);
+}
+
+// What the environment said becomes part of it. False: then there is no room for another turn, and it does not.
+bool append(Episode& e, const std::string& observation, const TurnGlue& glue, std::int64_t longest) {
+  const auto said = glue.between(e.tokens.back(), observation);
+  auto& all = e.response->completion;
+  if (std::ssize(e.tokens) + std::ssize(said) >= longest) {
+    all.finish_reason = FinishReason::kLength;
+    return false;
+  }
+  e.tokens.insert(e.tokens.end(), said.begin(), said.end());
+  all.tokens.insert(all.tokens.end(), said.begin(), said.end());
+  all.text += glue.decode(said);
+  e.response->sampled.resize(all.tokens.size(), 0);
+  ++e.response->turns;
+  return true;
+}
+
+void play(Engine& engine, std::vector<Episode>& episodes, const GenerationSettings& settings, Surroundings& around) {
+  auto& [environment, glue] = around;
+  std::vector<const Prompt*> prompts;
+  for (const auto& e : episodes) prompts.push_back(e.prompt);
+  const auto numbers = environment.begin(prompts);
+  std::vector<Episode*> open;
+  for (std::size_t i = 0; i < episodes.size(); ++i) {
+    if (!numbers[i]) continue;
+    episodes[i].number = *numbers[i];
+    episodes[i].response->episode_reward = 0;
+    open.push_back(&episodes[i]);
+  }
+  std::vector<std::int64_t> left;  // by us
+  for (std::int64_t turn = 1; !open.empty(); ++turn) {
+    const auto completions = sample_turn(engine, open, settings);
+    std::vector<Environment::Turn> turns;
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      append(*open[i], completions[i]);
+      turns.push_back({.episode = open[i]->number, .completion = completions[i].text});
+    }
+    const auto outcomes = environment.step(turns);
+    std::vector<Episode*> going_on;
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      auto& response = *open[i]->response;
+      if (!outcomes[i]) {
+        response.episode_reward.reset();
+        continue;
+      }
+      *response.episode_reward += outcomes[i]->reward;
+      if (outcomes[i]->done) continue;
+      if (turn == environment.max_turns()) response.completion.finish_reason = FinishReason::kLength;
+      if (turn < environment.max_turns() && append(*open[i], outcomes[i]->observation, glue, settings.longest)) {
+        going_on.push_back(open[i]);
+      } else {
+        left.push_back(open[i]->number);
+      }
+    }
+    open = std::move(going_on);
+  }
+  environment.end(left);
+}
+
+}  // namespace
+
 std::vector<AnswerGroup> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
                                        std::span<const std::size_t> chosen, const GenerationSettings& settings,
-                                       std::uint64_t first_stream) {
+                                       std::uint64_t first_stream, Surroundings* surroundings) {
   std::vector<AnswerGroup> groups;
   for (const auto prompt : chosen) {
     groups.push_back(
         {.prompt = prompt, .responses = std::vector<Response>(static_cast<std::size_t>(settings.samples))});
   }
-  auto stream = first_stream;
+  std::vector<Episode> episodes;
   for (auto& group : groups) {
+    const auto& prompt = prompts[group.prompt];
     for (auto& response : group.responses) {
-      engine.submit({.prompt = prompts[group.prompt].tokens,
-                     .max_tokens = settings.max_tokens,
-                     .sampling = {.temperature = settings.temperature, .seed = settings.seed, .sequence = stream++},
-                     .stop = {},
-                     .keep_experts = settings.keep_experts,
-                     .on_text = {},
-                     .on_finish = [&response](const Completion& completion) { response.completion = completion; }});
+      episodes.push_back({.prompt = &prompt,
+                          .response = &response,
+                          .stream = first_stream + episodes.size(),
+                          .tokens = prompt.tokens});
     }
   }
-  engine.run();
+  if (surroundings != nullptr) {
+    play(engine, episodes, settings, *surroundings);
+  } else {
+    std::vector<Episode*> all;
+    for (auto& e : episodes) all.push_back(&e);
+    const auto completions = sample_turn(engine, all, settings);
+    for (std::size_t i = 0; i < all.size(); ++i) append(*all[i], completions[i]);
+  }
   engine.sleep();
   return groups;
 }
@@ -46,7 +165,8 @@ void judge(std::vector<AnswerGroup>& groups, const std::vector<Prompt>& prompts,
     for (const auto& response : group.responses) {
       answers.push_back({.prompt = &prompts[group.prompt],
                          .completion = response.completion.text,
-                         .tokens = std::ssize(response.completion.tokens)});
+                         .tokens = std::ssize(response.completion.logprobs),
+                         .episode_reward = response.episode_reward});
     }
   }
   auto verdicts = rewards.judge(answers);

@@ -7,13 +7,19 @@
 #include <span>
 #include <vector>
 
+#include "sluice/rl/environment.h"
 #include "sluice/rl/rewards.h"
 #include "sluice/sample/engine.h"
 
 namespace sluice {
 
+// One answer; in an environment all turns of an episode. `completion` then has in `tokens` and `text` also what the
+// environment said between them, as the model read it, and in everything else what belongs to the sampled tokens.
 struct Response {
   Completion completion;
+  std::vector<char> sampled;  // of completion.tokens: 0 for the environment's
+  std::int64_t turns = 1;
+  std::optional<double> episode_reward;  // the sum over its turns; none: no environment, or it failed
   std::optional<Verdict> verdict;        // none: it could not be judged
   std::optional<double> advantage = {};  // within its group, where it was compared
 };
@@ -29,14 +35,23 @@ struct GenerationSettings {
   std::int64_t max_tokens;  // of an answer
   double temperature;
   std::uint64_t seed;
+  std::int64_t longest = 0;   // tokens of a whole episode with its prompt
   bool keep_experts = false;  // for router replay
 };
 
+// Where answers are the turns of an episode.
+struct Surroundings {
+  Environment environment;
+  TurnGlue glue;
+};
+
 // A group for each of the `chosen` prompts. The n-th answer of all draws from stream `first_stream` + n of the seed, so
-// it does not depend on what else is sampled. The engine sleeps afterwards.
+// it does not depend on what else is sampled. With surroundings, which may be null, answers go on for as many turns as
+// the environment asks for, or as fit; a turn's prompt is the tokens so far, as they were sampled. The engine sleeps
+// afterwards.
 std::vector<AnswerGroup> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
                                        std::span<const std::size_t> chosen, const GenerationSettings& settings,
-                                       std::uint64_t first_stream);
+                                       std::uint64_t first_stream, Surroundings* surroundings);
 
 // Fills in the verdicts.
 void judge(std::vector<AnswerGroup>& groups, const std::vector<Prompt>& prompts, Rewards& rewards);

@@ -44,9 +44,10 @@ EngineSizes engine_sizes(const RlOptions& options, const RlInputs& inputs) {
   const auto answers = std::max(options.rollout.prompts * options.rollout.samples,
                                 std::ssize(inputs.eval_prompts) * options.eval.samples);
   const auto slots = std::min(options.rollout.slots, answers);
+  const auto single_turn =
+      std::max(longest_prompt(inputs.prompts), longest_prompt(inputs.eval_prompts)) + options.rollout.max_tokens;
   return {.slots = slots,
-          .capacity = std::max(longest_prompt(inputs.prompts), longest_prompt(inputs.eval_prompts)) +
-                      options.rollout.max_tokens,
+          .capacity = inputs.surroundings != nullptr ? options.train.seq_len : single_turn,
           .tokens_per_step = std::max<std::int64_t>(512, slots)};
 }
 
@@ -87,7 +88,8 @@ Json line_of(const Prompt& prompt, const Response& response, bool used) {
             {"reward", nullptr},
             {"rewards", Json::array()},
             {"advantage", nullptr},
-            {"tokens", response.completion.tokens.size()},
+            {"tokens", response.completion.logprobs.size()},
+            {"turns", response.turns},
             {"finish_reason", is_truncated(response) ? "length" : "stop"},
             {"used", used}};
   if (response.advantage) line["advantage"] = *response.advantage;
@@ -139,6 +141,7 @@ RlTrainer::RlTrainer(const RlOptions& options, const RlInputs& inputs)
       prompts_(inputs.prompts),
       eval_prompts_(inputs.eval_prompts),
       rewards_(inputs.rewards),
+      surroundings_(inputs.surroundings),
       algorithm_(algorithm_settings(options.objective)),
       value_head_(make_value_head(options, *inputs.model.decoder)),
       stream_(inputs.prompts.size(), static_cast<std::uint64_t>(options.seed)),
@@ -194,12 +197,16 @@ void RlTrainer::sample(Step& step) {
                                     .max_tokens = rollout.max_tokens,
                                     .temperature = rollout.temperature,
                                     .seed = static_cast<std::uint64_t>(options_.seed),
+                                    .longest = longest_episode(),
                                     .keep_experts = rollout.router_replay};
   const auto write = [&](const AnswerGroup& group, const Response& response, bool used) {
     step.lines += line_of(prompts_[group.prompt], response, used).dump(-1, ' ', false, Json::error_handler_t::replace);
     step.lines += "\n";
   };
-  const auto failures_before = rewards_.failures();
+  const auto failures = [&] {
+    return rewards_.failures() + (surroundings_ != nullptr ? surroundings_->environment.failures() : 0);
+  };
+  const auto failures_before = failures();
   while (std::ssize(step.groups) < rollout.prompts) {
     if (step.rounds == (rollout.dynamic_sampling ? rollout.max_rounds : 1)) break;
     ++step.rounds;
@@ -207,7 +214,7 @@ void RlTrainer::sample(Step& step) {
     std::vector<AnswerGroup> groups;
     {
       const Timed timed(step.generate_s);
-      groups = sample_groups(engine_, prompts_, chosen, settings, streams_);
+      groups = sample_groups(engine_, prompts_, chosen, settings, streams_, surroundings_);
     }
     streams_ += chosen.size() * static_cast<std::uint64_t>(rollout.samples);
     {
@@ -215,7 +222,7 @@ void RlTrainer::sample(Step& step) {
       judge(groups, prompts_, rewards_);
     }
     for (auto& group : groups) {
-      for (const auto& response : group.responses) step.sampled_tokens += std::ssize(response.completion.tokens);
+      for (const auto& response : group.responses) step.sampled_tokens += std::ssize(response.completion.logprobs);
       const auto unjudged = take_unjudged(group);
       for (const auto& response : unjudged) write(group, response, /*used=*/false);
       step.failed += std::ssize(unjudged);
@@ -233,13 +240,14 @@ void RlTrainer::sample(Step& step) {
       if (used) step.groups.push_back(std::move(group));
     }
   }
-  step.reward_failures = rewards_.failures() - failures_before;
+  step.reward_failures = failures() - failures_before;
   if (step.failed > 0) {
     log_warning("step {}: {} answers could not be judged and are left out", step.number, step.failed);
   }
   if (step.judged == 0) {
+    const auto by_environment = surroundings_ != nullptr ? surroundings_->environment.last_failure() : "";
     fail(ExitCode::kRuntime, "step {}: no answer could be judged; the reward's last failure: {}", step.number,
-         rewards_.last_failure());
+         by_environment.empty() ? rewards_.last_failure() : by_environment);
   }
   if (rollout.dynamic_sampling && std::ssize(step.groups) < rollout.prompts) {
     const auto found = step.groups.empty() ? std::string("every group was uniform")
@@ -260,7 +268,7 @@ std::vector<TrainedResponse> RlTrainer::responses_of(const std::vector<AnswerGro
       Sample sample{.tokens = prompt.tokens, .loss_mask = {}, .place = prompt.place};
       sample.tokens.insert(sample.tokens.end(), tokens.begin(), tokens.end());
       sample.loss_mask.resize(prompt.tokens.size(), 0);
-      sample.loss_mask.resize(sample.tokens.size(), 1);
+      sample.loss_mask.insert(sample.loss_mask.end(), response.sampled.begin(), response.sampled.end());
       responses.push_back({.sample = std::move(sample),
                            .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
                            .experts = response.completion.experts,
@@ -339,13 +347,14 @@ void RlTrainer::train(Step& step) {
 
 void RlTrainer::finish(Step& step) {
   write_file(options_.run.out / "rollouts" / fmt::format("step_{}.jsonl", step.number), step.lines);
-  Summary reward, length, truncated;
+  Summary reward, length, turns, truncated;
   std::vector<Summary> parts(options_.reward.size());
   for (const auto& group : step.groups) {
     for (const auto& response : group.responses) {
       reward.add(response.verdict->reward);
       for (std::size_t i = 0; i < parts.size(); ++i) parts[i].add(response.verdict->parts[i]);
-      length.add(static_cast<double>(response.completion.tokens.size()));
+      length.add(static_cast<double>(response.completion.logprobs.size()));
+      turns.add(static_cast<double>(response.turns));
       truncated.add(is_truncated(response) ? 1 : 0);
     }
   }
@@ -380,6 +389,7 @@ void RlTrainer::finish(Step& step) {
       {"train/grad_norm", step.grad_norm.mean()},
       {"train/lr", step.lr},
       {"train/updates", updates_}});
+  if (surroundings_ != nullptr) values["rollout/turns_mean"] = turns.mean();
   if (s.routed > 0) values["rollout/router_differ_frac"] = s.rerouted / s.routed;
   if (options_.objective.kl_coef > 0) values["train/kl"] = per_token(s.kl);
   if (algorithm_.objective.clip.dual) values["train/dual_clip_frac"] = per_token(s.dual);
@@ -437,11 +447,12 @@ void RlTrainer::finish(Step& step) {
 
 Json RlTrainer::evaluate_now(std::int64_t step) {
   const auto& eval = options_.eval;
-  auto values = evaluate(engine_, eval_prompts_, rewards_,
+  auto values = evaluate(engine_, eval_prompts_, rewards_, surroundings_,
                          {.samples = eval.samples,
                           .max_tokens = options_.rollout.max_tokens,
                           .temperature = eval.temperature,
-                          .seed = static_cast<std::uint64_t>(options_.seed) + 1});
+                          .seed = static_cast<std::uint64_t>(options_.seed) + 1,
+                          .longest = longest_episode()});
   log_info("step {}: eval avg@{} {:.4f}, mean length {:.1f}, {} prompts", step, eval.samples,
            values.at(fmt::format("eval/avg@{}", eval.samples)).get<double>(),
            values.at("eval/length_mean").get<double>(), eval_prompts_.size());

@@ -30,6 +30,7 @@ struct RlInputs {
   const std::vector<Prompt>& prompts;
   const std::vector<Prompt>& eval_prompts;  // may be empty
   Rewards& rewards;
+  Surroundings* surroundings;  // null: answers are single turns
   const std::optional<TrainingState>& state;
   const std::optional<TrainedAdapters>& adapters;
 };
@@ -46,6 +47,7 @@ class RlTrainer {
   struct Step;  // what is found out during one
 
   void sample(Step& step);
+  std::int64_t longest_episode() const { return surroundings_ != nullptr ? options_.train.seq_len : 0; }
   std::vector<TrainedResponse> responses_of(const std::vector<AnswerGroup>& groups) const;
   void score(Step& step, std::vector<std::vector<TrainedResponse*>>& minibatches);
   void train(Step& step);
@@ -61,6 +63,7 @@ class RlTrainer {
   const std::vector<Prompt>& prompts_;
   const std::vector<Prompt>& eval_prompts_;
   Rewards& rewards_;
+  Surroundings* surroundings_;
   AlgorithmSettings algorithm_;
   std::unique_ptr<ValueHead> value_head_;  // null: advantages come from groups
   PromptStream stream_;

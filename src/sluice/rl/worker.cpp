@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "sluice/core/error.h"
@@ -23,7 +24,23 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kLongestAnswer = std::size_t{1} << 20;  // bytes of a line
 
-// Runs in the child behind code that defines load(). The protocol keeps the old standard output to itself, so that the
+// In front of code that defines load().
+constexpr auto kPythonTools = R"py(
+import importlib.util, math, os, sys
+def find(path, name):
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    spec = importlib.util.spec_from_file_location("sluice_" + name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+def finite(value):
+    reward = float(value)
+    if not math.isfinite(reward):
+        raise ValueError(f"the reward is {reward}")
+    return reward
+)py";
+
+// Behind it. The protocol keeps the old standard output to itself, so that the
 // code may print.
 constexpr auto kPythonLoop = R"py(
 import json, os, sys
@@ -194,10 +211,52 @@ std::optional<Worker::Reply> Worker::advance(bool readable, bool writable) {
   return reply;
 }
 
+void wait_for_replies(std::vector<std::unique_ptr<Worker>>& workers,
+                      const std::function<void(std::size_t worker, const Worker::Reply&)>& ended) {
+  double soonest = 1;
+  std::vector<pollfd> polled;  // two of each worker; those with fd = -1 are passed over
+  for (const auto& worker : workers) {
+    const bool busy = worker && worker->busy();
+    polled.push_back(busy ? worker->reading() : pollfd{.fd = -1, .events = 0, .revents = 0});
+    polled.push_back(busy ? worker->writing() : pollfd{.fd = -1, .events = 0, .revents = 0});
+    if (busy) soonest = std::min(soonest, worker->seconds_left());
+  }
+  ::poll(polled.data(), polled.size(), static_cast<int>(std::ceil(1000 * std::max(soonest, 0.0))));
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    auto& worker = workers[i];
+    if (!worker || !worker->busy()) continue;
+    const auto reply = worker->advance(polled[2 * i].revents != 0, polled[2 * i + 1].revents != 0);
+    if (!reply) continue;
+    if (!reply->usable) worker.reset();
+    ended(i, *reply);
+  }
+}
+
+std::vector<std::unique_ptr<Worker>> start_workers(const std::vector<std::string>& command, std::int64_t count,
+                                                   const WorkerLimits& limits) {
+  ::signal(SIGPIPE, SIG_IGN);  // a process that died is an error of write(), not our end
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (std::int64_t i = 0; i < count; ++i) workers.push_back(std::make_unique<Worker>(command, limits));
+  for (const auto& worker : workers) {
+    if (const auto why = worker->wait_until_ready(); !why.empty()) fail_usage("reward: {} {}", command[0], why);
+  }
+  return workers;
+}
+
 std::vector<std::string> python_worker(const std::string& code, const std::vector<std::string>& arguments) {
-  std::vector<std::string> command{"python3", "-c", code + kPythonLoop};
+  std::vector<std::string> command{"python3", "-c", kPythonTools + code + kPythonLoop};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return command;
+}
+
+std::vector<std::string> python_place(std::string_view option, const std::string& place) {
+  const auto colon = place.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == place.size()) {
+    fail_usage("{}: expected FILE.py:NAME, got {}", option, place);
+  }
+  const auto file = place.substr(0, colon);
+  if (!std::filesystem::exists(file)) fail_usage("{}: there is no {}", option, file);
+  return {file, place.substr(colon + 1)};
 }
 
 }  // namespace sluice

@@ -10,9 +10,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace sluice {
@@ -64,7 +67,6 @@ class Worker {
   std::optional<Reply> read_line();
   std::string greet(const std::string& line, const nlohmann::ordered_json& json);
   void begin(double seconds);
-  std::string state_of_lateness() const;
 
   WorkerLimits limits_;
   Pipe to_, from_;
@@ -76,8 +78,22 @@ class Worker {
   std::chrono::steady_clock::time_point deadline_;
 };
 
+// Waits until something happens to the workers that are busy, or the time of one is up, and tells how requests ended. A
+// worker that cannot be used any more is ended: null.
+void wait_for_replies(std::vector<std::unique_ptr<Worker>>& workers,
+                      const std::function<void(std::size_t worker, const Worker::Reply&)>& ended);
+
+// Starts `count` of them and waits until all are ready. Usage error if one never will be.
+std::vector<std::unique_ptr<Worker>> start_workers(const std::vector<std::string>& command, std::int64_t count,
+                                                   const WorkerLimits& limits);
+
 // The command that runs Python code which defines load(*arguments): it returns a function from a request, without its
-// id, to a dict, the answer. What it prints goes to standard error.
+// id, to a dict, the answer. The code may use find(file, name), which imports, and finite(value), a float or an error.
+// What it prints goes to standard error.
 std::vector<std::string> python_worker(const std::string& code, const std::vector<std::string>& arguments);
+
+// "FILE.py:NAME" as {file, name}. Usage error that names `option` if the place is not of that form or the file is not
+// there.
+std::vector<std::string> python_place(std::string_view option, const std::string& place);
 
 }  // namespace sluice

@@ -184,7 +184,8 @@ std::vector<SampledToken> Engine::draw(const Tensor& logits, const StepPlan& pla
   for (const auto slot : plan.sampling) {
     const auto& sequence = *slots_[slot];
     const auto& sampling = sequence.request.sampling;
-    rows.push_back({sampling, sequence.distinct, uniform(sampling.seed, sampling.sequence, sequence.sampled())});
+    rows.push_back(
+        {sampling, sequence.distinct, uniform(sampling.seed, sampling.sequence, sampling.drawn + sequence.sampled())});
   }
   if (!logits.is_cpu()) return draw_rows(logits, drawable(), rows);
   const auto vocab = static_cast<std::size_t>(logits.size(1));

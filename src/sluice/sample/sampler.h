@@ -27,6 +27,7 @@ struct SamplingParameters {
   double repetition_penalty = 1;  // 1: none
   std::uint64_t seed = 42;
   std::uint64_t sequence = 0;  // of the random stream: sequences with one seed and different numbers are independent
+  std::uint64_t drawn = 0;     // numbers of the stream that earlier turns of the sequence have used
 
   // Usage error for a value outside its range.
   void check() const;
