@@ -186,7 +186,7 @@ TEST(RolloutAgainstTraining, AgreesOverTheTurnsOfAnEpisode) {
     const auto prompts = random_prompts({6, 40});
     Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 200, .tokens_per_step = 48});
     const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
-    auto responses = sample(engine, prompts, 1, 12, 0, /*keep_choices=*/true, &surroundings);
+    auto responses = sample(engine, prompts, 1, 12, 0, /*keep_experts=*/true, &surroundings);
     for (const auto& response : responses) {
       EXPECT_EQ(response.tokens(), 36);  // three turns
       EXPECT_EQ(std::ranges::count(response.sample.loss_mask, 1), 36);

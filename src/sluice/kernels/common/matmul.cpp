@@ -19,9 +19,12 @@ namespace sluice {
 namespace {
 
 constexpr std::int64_t kBlock = 64;            // rows and columns of a block of C: the widest that oneDNN packs
+constexpr std::int64_t kColumns = 16;          // that one instruction makes
 constexpr std::int64_t kStep = 32;             // bfloat16 values of depth that one instruction takes
 constexpr std::int64_t kDepth = 512;           // a block of A is then 64 KiB and stays near
 constexpr std::int64_t kPanelBytes = 1 << 20;  // of B a thread packs at once: half of the second-level cache
+
+constexpr std::int64_t kWideRows = 4096;  // of a that are widened at once
 
 using Word = std::uint32_t;  // two bfloat16 values, one above the other in B
 using Half = std::uint16_t;  // the bits of one
@@ -95,8 +98,9 @@ void multiply_block(const Bf16Product& p, const at::BFloat16* a, std::int64_t a_
   const bool direct = rows == kBlock && columns == kBlock && p.c_stride % kStep == 0;
   auto* to = direct ? c : scratch.c;
   const auto to_stride = direct ? p.c_stride : kBlock;
+  const auto width = round_up(columns, kColumns);
   for (std::int64_t begin = 0; begin < depth; begin += kDepth) {
-    at::native::cpublas::brgemm(kBlock, kBlock, std::min(kDepth, depth - begin), a_stride, kBlock, to_stride,
+    at::native::cpublas::brgemm(kBlock, width, std::min(kDepth, depth - begin), a_stride, kBlock, to_stride,
                                 begin > 0 || (direct && p.accumulate), a + begin,
                                 reinterpret_cast<const at::BFloat16*>(panel + begin / 2 * kBlock), to);
   }
@@ -109,14 +113,15 @@ void multiply_block(const Bf16Product& p, const at::BFloat16* a, std::int64_t a_
   }
 }
 
-// The columns of panels [first, last).
-void multiply_panels(const Bf16Product& p, std::int64_t first, std::int64_t last) {
+// The columns of panels [first, last) of rows [begin, end).
+void multiply_panels(const Bf16Product& p, std::int64_t first, std::int64_t last, std::int64_t begin,
+                     std::int64_t end) {
   thread_local Scratch scratch;
   const auto depth = round_up(p.k, kStep), panel_words = depth / 2 * kBlock;
   scratch.panels.resize(std::max<std::size_t>(scratch.panels.size(), (last - first) * panel_words));
   pack_panels(p, first, last, depth, scratch.panels.data());
-  for (std::int64_t row = 0; row < p.m; row += kBlock) {
-    const auto rows = std::min(kBlock, p.m - row);
+  for (auto row = begin; row < end; row += kBlock) {
+    const auto rows = std::min(kBlock, end - row);
     const auto* a = p.a + row * p.a_stride;
     auto a_stride = p.a_stride;
     if (rows < kBlock || depth != p.k || a_stride % kStep != 0) {
@@ -139,8 +144,14 @@ void multiply(const Bf16Product& p) {
   const std::int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const auto at_once = std::max<std::int64_t>(1, kPanelBytes / panel_bytes);
   const auto groups = std::min(panels, round_up((panels + at_once - 1) / at_once, threads));
-  at::parallel_for(0, groups, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (auto g = begin; g < end; ++g) multiply_panels(p, g * panels / groups, (g + 1) * panels / groups);
+  const auto blocks = round_up(p.m, kBlock) / kBlock;  // of rows, which threads share where there are few panels
+  const auto bands = std::min(blocks, (threads + groups - 1) / groups);
+  at::parallel_for(0, groups * bands, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = begin; i < end; ++i) {
+      const auto g = i / bands, band = i % bands;
+      multiply_panels(p, g * panels / groups, (g + 1) * panels / groups, band * blocks / bands * kBlock,
+                      std::min((band + 1) * blocks / bands * kBlock, p.m));
+    }
   });
 }
 
@@ -159,7 +170,11 @@ void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumul
     if (accumulate) at::addmm_out(const_cast<Tensor&>(c), c, a, b);
     else at::mm_out(const_cast<Tensor&>(c), a, b);
   } else if (!has_matrix_unit() || a.size(1) == 0) {
-    matmul_into(c, a.to(kFloat), b.to(kFloat), accumulate);
+    const auto wide_b = b.to(kFloat);
+    for (std::int64_t row = 0; row < c.size(0); row += kWideRows) {
+      const auto rows = std::min(kWideRows, c.size(0) - row);
+      matmul_into(c.narrow(0, row, rows), a.narrow(0, row, rows).to(kFloat), wide_b, accumulate);
+    }
   } else {
     const auto rows = a.stride(1) == 1 || a.size(1) == 1 ? a : a.contiguous();
     const bool by_column = b.stride(1) != 1;

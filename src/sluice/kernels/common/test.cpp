@@ -24,8 +24,8 @@ TEST(ExpNonpositive, StaysWithinItsBound) {
 struct Sizes {
   std::int64_t m, k, n;
 };
-constexpr Sizes kSizes[] = {{1, 1, 1},    {64, 32, 64},   {3, 7, 5},      {65, 33, 63},    {130, 70, 129},
-                            {1, 600, 64}, {70, 1030, 65}, {64, 512, 128}, {200, 544, 300}, {5, 0, 3}};
+constexpr Sizes kSizes[] = {{1, 1, 1},      {64, 32, 64},   {3, 7, 5},       {65, 33, 63}, {130, 70, 129}, {1, 600, 64},
+                            {70, 1030, 65}, {64, 512, 128}, {200, 544, 300}, {5, 0, 3},    {1000, 64, 3}};
 
 // Every layout of the operands, added to a c that is part of a wider matrix. Products of bfloat16 are exact in float32;
 // sums of k terms of size 1 lose at most k 2^-24 of the largest partial sum, 1e-6 relative in norm here.
@@ -72,6 +72,18 @@ TEST(MatmulInto, GivesTheSameBitsInsideAndOutsideOfAParallelRegion) {
   EXPECT_TRUE(inside[1].equal(outside));
   matmul_into(row, a.narrow(0, 77, 1), b.t(), false);
   EXPECT_TRUE(row.equal(outside.narrow(0, 77, 1)));
+}
+
+// Products and sums of the two are the same ones in the same order.
+TEST(MatmulInto, OfTheTransposedOperandsGivesTheTransposedBits) {
+  at::manual_seed(3);
+  for (const std::int64_t rows : {1, 17, 130}) {
+    const auto a = at::randn({rows, 700}).to(kBFloat16), b = at::randn({3000, 700}).to(kBFloat16);
+    const auto c = at::empty({rows, 3000}), turned = at::empty({3000, rows});
+    matmul_into(c, a, b.t(), false);
+    matmul_into(turned, b, a.t(), false);
+    EXPECT_TRUE(turned.t().equal(c)) << rows;
+  }
 }
 
 }  // namespace
