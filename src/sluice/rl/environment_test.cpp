@@ -2,6 +2,7 @@
 #include "sluice/rl/environment.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -51,7 +52,8 @@ class CountingEnvironment : public testing::Test {
     return environment.begin(pointers);
   }
 
-  std::filesystem::path folder_ = std::filesystem::path(testing::TempDir()) / "sluice_environment_test";
+  std::filesystem::path folder_ =
+      std::filesystem::path(testing::TempDir()) / fmt::format("sluice_environment_test_{}", ::getpid());
 };
 
 TEST_F(CountingEnvironment, KeepsEpisodesApart) {

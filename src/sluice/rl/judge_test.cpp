@@ -2,6 +2,7 @@
 #include "sluice/rl/judge.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -49,7 +50,8 @@ class PythonFunction : public testing::Test {
     return python_judge((folder_ / "reward.py").string() + ":reward");
   }
 
-  std::filesystem::path folder_ = std::filesystem::path(testing::TempDir()) / "sluice_judge_test";
+  std::filesystem::path folder_ =
+      std::filesystem::path(testing::TempDir()) / fmt::format("sluice_judge_test_{}", ::getpid());
 };
 
 TEST_F(PythonFunction, GivesEachRequestItsOwnReward) {

@@ -4,6 +4,7 @@
 #include "sluice/rl/policy.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -171,7 +172,7 @@ TEST(RolloutAgainstTraining, AgreesWithAdaptersWhateverTheyHold) {
 
 // Turns are scored as they were sampled, each behind all that came before it; what the environment said is not trained.
 TEST(RolloutAgainstTraining, AgreesOverTheTurnsOfAnEpisode) {
-  const auto file = std::filesystem::path(testing::TempDir()) / "sluice_policy_test_environment.py";
+  const auto file = std::filesystem::path(testing::TempDir()) / fmt::format("sluice_environment_{}.py", ::getpid());
   write_file(file,
              "class Echo:\n"
              "    def __init__(self, prompt, answer, record): self.turns = 0\n"
