@@ -13,10 +13,17 @@ namespace {
 
 // What the index needs of the past: the keys of complete blocks, and the raw keys of each slot's open block.
 struct IndexState : MixerState {
-  std::int64_t block_capacity = 0;      // of each slot
-  Tensor block_keys;                    // [slots * block_capacity, dI], ready for scoring
-  Tensor open;                          // [slots * (c - 1), dI], not averaged yet
-  void clear(std::int64_t) override {}  // rows past a sequence's length are never read
+  std::int64_t block_size = 0, block_capacity = 0;  // c; blocks of each slot
+  Tensor block_keys;                                // [slots * block_capacity, dI], ready for scoring
+  Tensor open;                                      // [slots * (c - 1), dI], not averaged yet
+  void clear(std::int64_t) override {}              // rows past a sequence's length are never read
+  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t tokens) override {
+    const auto& other = static_cast<const IndexState&>(from);
+    const auto blocks = tokens / block_size, raw = tokens % block_size;
+    block_keys.narrow(0, slot * block_capacity, blocks)
+        .copy_(other.block_keys.narrow(0, from_slot * other.block_capacity, blocks));
+    open.narrow(0, slot * (block_size - 1), raw).copy_(other.open.narrow(0, from_slot * (block_size - 1), raw));
+  }
 };
 
 // One sequence of the pack: tokens [past, past + length) are new; the raw keys of `past` - past % c on are at hand.
@@ -133,6 +140,7 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
 std::unique_ptr<MixerState> BlockIndexer::new_state(std::int64_t slots, std::int64_t capacity,
                                                     const at::TensorOptions& activations) const {
   auto state = std::make_unique<IndexState>();
+  state->block_size = sizes_.block_size;
   state->block_capacity = capacity / sizes_.block_size;
   state->block_keys = at::empty({slots * state->block_capacity, sizes_.head_dim}, activations);
   state->open = at::empty({slots * (sizes_.block_size - 1), sizes_.head_dim}, activations);

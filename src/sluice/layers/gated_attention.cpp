@@ -17,6 +17,12 @@ struct KeyValueState : MixerState {
   Tensor k, v;                          // [slots * capacity, Hkv, d]
   std::unique_ptr<MixerState> index;    // the indexer's, where there is one
   void clear(std::int64_t) override {}  // rows past a sequence's length are never read
+  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t tokens) override {
+    const auto& other = static_cast<const KeyValueState&>(from);
+    k.narrow(0, slot * capacity, tokens).copy_(other.k.narrow(0, from_slot * other.capacity, tokens));
+    v.narrow(0, slot * capacity, tokens).copy_(other.v.narrow(0, from_slot * other.capacity, tokens));
+    if (index) index->copy(slot, *other.index, from_slot, tokens);
+  }
 
   // Appends the pack's keys and values to their slots.
   void append(const Pack& pack, const Tensor& new_k, const Tensor& new_v) {

@@ -25,6 +25,11 @@ struct GatedDeltaState : MixerState {
     of.conv[slot].zero_();
     of.recurrent[slot].zero_();
   }
+  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t) override {
+    const auto& other = static_cast<const GatedDeltaState&>(from);
+    of.conv[slot].copy_(other.of.conv[from_slot]);
+    of.recurrent[slot].copy_(other.of.recurrent[from_slot]);
+  }
 };
 
 }  // namespace

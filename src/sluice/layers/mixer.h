@@ -18,6 +18,9 @@ class MixerState {
  public:
   virtual ~MixerState() = default;
   virtual void clear(std::int64_t slot) = 0;  // as before the first token
+
+  // As slot `from_slot` of `from`, a state of the same mixer, which holds a sequence of `tokens` tokens.
+  virtual void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t tokens) = 0;
 };
 
 class Mixer : public Module {

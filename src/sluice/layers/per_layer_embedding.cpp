@@ -21,6 +21,11 @@ struct PerLayerEmbeddingState : MixerState {
     history[slot].fill_(eos_token_id);
     conv[slot].zero_();
   }
+  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t) override {
+    const auto& other = static_cast<const PerLayerEmbeddingState&>(from);
+    history[slot].copy_(other.history[from_slot]);
+    conv[slot].copy_(other.conv[from_slot]);
+  }
 };
 
 // rows [R] of a table that lies in equal pieces, to [R, width] in the table's dtype.

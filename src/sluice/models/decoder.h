@@ -79,6 +79,13 @@ struct DecoderState {
       if (block.per_layer_embedding) block.per_layer_embedding->clear(slot);
     }
   }
+  void copy(std::int64_t slot, const DecoderState& from, std::int64_t from_slot, std::int64_t tokens) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const auto &to = blocks[i], &other = from.blocks[i];
+      to.mixer->copy(slot, *other.mixer, from_slot, tokens);
+      if (to.per_layer_embedding) to.per_layer_embedding->copy(slot, *other.per_layer_embedding, from_slot, tokens);
+    }
+  }
 };
 
 enum class Recompute { kNone, kBlocks };  // what is computed again in the backward pass instead of being kept

@@ -32,19 +32,33 @@ Tensor stack_blocks(const ExpertRoutes& routes, std::int64_t blocks) {
 
 }  // namespace
 
+// A prompt after its way through the model, for the sequences that begin with it.
+struct Engine::SharedPrompt {
+  bool taken = false;  // a sequence is on the way or has been
+  DecoderState state;  // of one slot
+  Tensor logits;       // [1, V], after its last token; undefined: it has not been through the model yet
+  Tensor experts;      // as Completion::experts, of all its tokens
+};
+
 struct Engine::Sequence {
   GenerationRequest request;
-  std::vector<TokenId> tokens;    // prompt and answer
-  std::int64_t cached = 0;        // tokens that the slot holds
-  std::vector<TokenId> distinct;  // ids in `tokens`, kept with a repetition penalty alone
+  std::shared_ptr<SharedPrompt> shared;  // until its prompt is in the slot
+  bool follows;                          // the prompt comes from another sequence
+  std::vector<TokenId> tokens;           // prompt and answer
+  std::int64_t cached = 0;               // tokens that the slot holds
+  std::vector<TokenId> distinct;         // ids in `tokens`, kept with a repetition penalty alone
   std::vector<bool> is_in_distinct;
   Tokenizer::Stream stream;
   StopStrings stops;
   Completion completion;
   std::vector<Tensor> experts;  // of the pieces that went through the model
 
-  Sequence(GenerationRequest from, const Tokenizer& tokenizer)
-      : request(std::move(from)), stream(tokenizer, /*skip_special=*/true), stops(request.stop) {
+  Sequence(Waiting from, const Tokenizer& tokenizer)
+      : request(std::move(from.request)),
+        shared(std::move(from.shared)),
+        follows(shared && std::exchange(shared->taken, true)),
+        stream(tokenizer, /*skip_special=*/true),
+        stops(request.stop) {
     for (const auto id : request.prompt) append(id);
   }
 
@@ -63,7 +77,8 @@ struct Engine::Sequence {
     if (request.on_text) request.on_text(text);
   }
 
-  std::int64_t waiting_tokens() const { return static_cast<std::int64_t>(tokens.size()) - cached; }
+  // That have to go through the model.
+  std::int64_t waiting_tokens() const { return follows ? 0 : std::ssize(tokens) - cached; }
   std::uint64_t sampled() const { return completion.tokens.size(); }
 };
 
@@ -107,7 +122,15 @@ void Engine::submit(GenerationRequest request) {
                 decoder_.vocab_size() - 1);
     }
   }
-  waiting_.push_back(std::move(request));
+  std::shared_ptr<SharedPrompt> shared;
+  if (!waiting_.empty()) {
+    auto& last = waiting_.back();
+    if (last.request.prompt == request.prompt && last.request.keep_experts == request.keep_experts) {
+      if (!last.shared) last.shared = std::make_shared<SharedPrompt>();
+      shared = last.shared;
+    }
+  }
+  waiting_.push_back({std::move(request), std::move(shared)});
 }
 
 // Gives free slots to waiting requests.
@@ -144,12 +167,6 @@ Engine::StepPlan Engine::plan() const {
   return plan;
 }
 
-// The rows of the tokens whose successors are to be sampled.
-Tensor Engine::last_hidden(const Tensor& hidden, const StepPlan& plan) const {
-  if (plan.last_rows.size() == plan.tokens.size()) return hidden;
-  return hidden.index_select(0, int64s(plan.last_rows, hidden.device()));
-}
-
 bool Engine::keeps_experts(const StepPlan& plan) const {
   return std::ranges::any_of(
       plan.slots, [&](std::int64_t slot) { return slots_[static_cast<std::size_t>(slot)]->request.keep_experts; });
@@ -161,7 +178,8 @@ void Engine::sleep() {
   state_ = {};
 }
 
-// The logits after the tokens whose successors are to be sampled, [n, V] float32; undefined where there are none.
+// Takes the plan's tokens through the model: the logits after the last ones of `sampling`, [n, V] float32; undefined
+// where there are none.
 Tensor Engine::forward(const StepPlan& plan, ExpertRoutes* routes) {
   const auto device = decoder_.device();
   if (records_steps() && plan.is_decoding()) {
@@ -176,12 +194,13 @@ Tensor Engine::forward(const StepPlan& plan, ExpertRoutes* routes) {
       decoder_.forward(int64s(plan.tokens, device), make_pack(plan.lengths, plan.past, plan.slots, device), &state_,
                        /*router_load=*/nullptr, /*residual=*/nullptr, routes);
   if (plan.sampling.empty()) return {};
-  return logits_of(last_hidden(hidden, plan), decoder_.head());
+  const auto last = plan.is_decoding() ? hidden : hidden.index_select(0, int64s(plan.last_rows, device));
+  return logits_of(last, decoder_.head());
 }
 
-std::vector<SampledToken> Engine::draw(const Tensor& logits, const StepPlan& plan) {
+std::vector<SampledToken> Engine::draw(const Tensor& logits, std::span<const std::size_t> slots) {
   std::vector<RowToSample> rows;
-  for (const auto slot : plan.sampling) {
+  for (const auto slot : slots) {
     const auto& sequence = *slots_[slot];
     const auto& sampling = sequence.request.sampling;
     rows.push_back(
@@ -197,14 +216,8 @@ std::vector<SampledToken> Engine::draw(const Tensor& logits, const StepPlan& pla
   return drawn;
 }
 
-bool Engine::step() {
-  const c10::InferenceMode inference;
-  // Where steps are recorded one slot more, for rows that such a step has too many.
-  if (state_.blocks.empty()) state_ = decoder_.new_state(sizes_.slots + (records_steps() ? 1 : 0), sizes_.capacity);
-  if (is_idle() && graphs_ != nullptr && graphs_->are_stale()) graphs_.reset();
-  admit();
-  const auto plan = this->plan();
-  if (plan.tokens.empty()) return false;
+// Takes the plan's tokens through the model, and what it chose to their sequences.
+Tensor Engine::run_model(const StepPlan& plan) {
   ExpertRoutes routes;
   const auto logits = forward(plan, keeps_experts(plan) ? &routes : nullptr);
   const auto experts = stack_blocks(routes, decoder_.num_blocks());
@@ -217,10 +230,59 @@ bool Engine::step() {
     }
     first_row += plan.lengths[n];
   }
-  if (plan.sampling.empty()) return true;
+  return logits;
+}
 
-  const auto drawn = draw(logits, plan);
-  for (std::size_t row = 0; row < drawn.size(); ++row) accept(plan.sampling[row], drawn[row]);
+// Keeps what the slot holds, which is the prompt, and the logits after it.
+void Engine::keep(SharedPrompt& prompt, std::size_t slot, const Tensor& logits) const {
+  const auto& sequence = *slots_[slot];
+  prompt.state = decoder_.new_state(/*slots=*/1, sequence.cached);
+  prompt.state.copy(0, state_, static_cast<std::int64_t>(slot), sequence.cached);
+  prompt.logits = logits.clone();
+  if (!sequence.experts.empty()) prompt.experts = at::cat(sequence.experts);
+}
+
+// Puts the prompt into the slot of a sequence that follows another.
+void Engine::follow(std::size_t slot) {
+  auto& sequence = *slots_[slot];
+  const auto& prompt = *sequence.shared;
+  sequence.cached = std::ssize(sequence.tokens);
+  state_.copy(static_cast<std::int64_t>(slot), prompt.state, 0, sequence.cached);
+  if (prompt.experts.defined()) sequence.experts.push_back(prompt.experts);
+  sequence.follows = false;
+  sequence.shared.reset();
+}
+
+bool Engine::step() {
+  const c10::InferenceMode inference;
+  // Where steps are recorded one slot more, for rows that such a step has too many.
+  if (state_.blocks.empty()) state_ = decoder_.new_state(sizes_.slots + (records_steps() ? 1 : 0), sizes_.capacity);
+  if (is_idle() && graphs_ != nullptr && graphs_->are_stale()) graphs_.reset();
+  admit();
+  if (is_idle()) return false;
+
+  const auto plan = this->plan();  // without tokens where every sequence follows a prompt that is known
+  auto sampling = plan.sampling;   // slots of the sequences whose next token is drawn
+  std::vector<Tensor> logits;      // of each, in one or more rows
+  if (!plan.tokens.empty()) {
+    const auto found = run_model(plan);
+    if (found.defined()) logits.push_back(found);
+  }
+  for (std::size_t row = 0; row < plan.sampling.size(); ++row) {
+    const auto slot = plan.sampling[row];
+    const auto shared = std::move(slots_[slot]->shared);
+    if (shared.use_count() > 1) keep(*shared, slot, logits[0].narrow(0, static_cast<std::int64_t>(row), 1));
+  }
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot] || !slots_[slot]->follows || !slots_[slot]->shared->logits.defined()) continue;
+    logits.push_back(slots_[slot]->shared->logits);
+    sampling.push_back(slot);
+    follow(slot);
+  }
+  if (sampling.empty()) return true;
+
+  const auto drawn = draw(logits.size() == 1 ? logits[0] : at::cat(logits), sampling);
+  for (std::size_t row = 0; row < drawn.size(); ++row) accept(sampling[row], drawn[row]);
   return true;
 }
 

@@ -2,13 +2,15 @@
 // Samples many sequences together (continuous batching, Yu et al. 2022, "Orca"). Each running sequence owns a slot of
 // the decoder's state. One step is one forward pass over one pack: the newest token of every sequence that is decoding,
 // and pieces of prompts as far as the step's token budget goes. A sequence that ends leaves its slot to the next one
-// waiting.
+// waiting. Requests with one prompt that come one after the other, as the samples of a group do, share its way through
+// the model: one of them takes it, and the others copy what its slot then holds.
 #pragma once
 
 #include <algorithm>
 #include <deque>
 #include <functional>
-#include <optional>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,6 +79,11 @@ class Engine {
   void sleep();
 
  private:
+  struct SharedPrompt;
+  struct Waiting {
+    GenerationRequest request;
+    std::shared_ptr<SharedPrompt> shared;  // null: no other request has its prompt
+  };
   struct Sequence;
   struct StepPlan;  // what each slot puts into the pack of a step
 
@@ -87,11 +94,13 @@ class Engine {
   void admit();
   StepPlan plan() const;
   Tensor forward(const StepPlan& plan, ExpertRoutes* routes);
-  std::vector<SampledToken> draw(const Tensor& logits, const StepPlan& plan);
+  Tensor run_model(const StepPlan& plan);
+  void keep(SharedPrompt& prompt, std::size_t slot, const Tensor& logits) const;
+  void follow(std::size_t slot);
+  std::vector<SampledToken> draw(const Tensor& logits, std::span<const std::size_t> slots);
   bool keeps_experts(const StepPlan& plan) const;
   void accept(std::size_t slot, const SampledToken& token);
   void finish(std::size_t slot, FinishReason reason);
-  Tensor last_hidden(const Tensor& hidden, const StepPlan& plan) const;
 
   const Decoder& decoder_;
   Tokenizer tokenizer_;
@@ -100,7 +109,7 @@ class Engine {
   DecoderState state_;                    // without blocks: asleep
   std::unique_ptr<DecodeGraphs> graphs_;  // null: none was recorded yet
   Sampler sampler_;                       // of the CPU; device_sampler.h of others
-  std::deque<GenerationRequest> waiting_;
+  std::deque<Waiting> waiting_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null: free
 };
 

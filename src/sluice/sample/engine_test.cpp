@@ -170,8 +170,8 @@ GenerationRequest request(std::vector<TokenId> prompt, std::int64_t max_tokens, 
 }
 
 std::vector<Completion> generate(std::vector<GenerationRequest> requests, const EngineSizes& sizes,
-                                 const std::vector<TokenId>& stop_ids = {}) {
-  Engine engine(decoder(), tokenizer(), stop_ids, sizes);
+                                 const std::vector<TokenId>& stop_ids = {}, const Decoder& model = decoder()) {
+  Engine engine(model, tokenizer(), stop_ids, sizes);
   std::vector<Completion> completions(requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].on_finish = [&completions, i](const Completion& completion) { completions[i] = completion; };
@@ -228,6 +228,64 @@ TEST(Engine, ASequenceDoesNotDependOnItsCompany) {
     EXPECT_EQ(alone.tokens, together[i].tokens) << "sequence " << i;
     EXPECT_EQ(alone.tokens.size(), static_cast<std::size_t>(requests[i].max_tokens));
   }
+}
+
+void expect_same_bits(const Completion& got, const Completion& wanted) {
+  EXPECT_EQ(got.tokens, wanted.tokens);
+  EXPECT_EQ(got.logprobs, wanted.logprobs);
+  EXPECT_EQ(got.model_logprobs, wanted.model_logprobs);
+  EXPECT_EQ(got.experts.defined(), wanted.experts.defined());
+  EXPECT_TRUE(!wanted.experts.defined() || got.experts.equal(wanted.experts));
+}
+
+// Alone in an engine a request takes its prompt through the model itself. In one slot the passes have the same shapes
+// then as those of a group, so that not even rounding differs; where more slots decode together, it may.
+TEST(Engine, SamplesOfAGroupShareTheirPromptInEveryFamily) {
+  for (const auto& [preset, config] : tiny_configs()) {
+    const auto model = tiny_model(1024, preset);
+    std::vector<GenerationRequest> requests;
+    for (const std::size_t length : {1, 5, 64, 90}) {  // 90: past the sparse attention's budget
+      for (std::uint64_t i = 0; i < 4; ++i) {
+        requests.push_back(request(random_ids(length, length), 6 + static_cast<std::int64_t>(i),
+                                   {.seed = 5, .sequence = requests.size()}));
+        requests.back().keep_experts = true;
+      }
+    }
+    std::vector<Completion> alone;
+    for (const auto& one : requests) {
+      alone.push_back(generate({one}, {.slots = 1, .capacity = 100, .tokens_per_step = 40}, {}, *model.decoder)[0]);
+    }
+    for (const std::int64_t slots : {1, 3, 16}) {
+      const auto shared =
+          generate(requests, {.slots = slots, .capacity = 100, .tokens_per_step = 40}, {}, *model.decoder);
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        SCOPED_TRACE(fmt::format("{}: request {} in {} slots", preset, i, slots));
+        if (slots == 1) {
+          expect_same_bits(shared[i], alone[i]);
+          continue;
+        }
+        ASSERT_EQ(shared[i].tokens, alone[i].tokens);
+        for (std::size_t t = 0; t < alone[i].tokens.size(); ++t) {
+          EXPECT_NEAR(shared[i].logprobs[t], alone[i].logprobs[t], kTolerance);
+        }
+      }
+    }
+  }
+}
+
+// Of one prompt of 60 tokens and 5 answers of 1 token: 60 tokens go through the model, in steps of 20, and the answers
+// of the slots that are there come with the third.
+TEST(Engine, AGroupCostsOnePrompt) {
+  Engine engine(decoder(), tokenizer(), {}, {.slots = 3, .capacity = 61, .tokens_per_step = 20});
+  std::int64_t finished = 0;
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    auto one = request(random_ids(60, 1), 1, {.sequence = i});
+    one.on_finish = [&](const Completion&) { ++finished; };
+    engine.submit(std::move(one));
+  }
+  std::vector<std::int64_t> by_step;
+  while (engine.step()) by_step.push_back(finished);
+  EXPECT_EQ(by_step, (std::vector<std::int64_t>{0, 0, 3, 5}));
 }
 
 TEST(Engine, ASeedRepeatsAndAnotherDiffers) {
