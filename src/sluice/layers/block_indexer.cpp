@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "sluice/kernels/block_top_k/block_top_k.h"
+#include "sluice/layers/choices.h"
 #include "sluice/layers/pack_pieces.h"
 #include "sluice/parallel/collectives.h"
 
@@ -84,6 +85,10 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const auto c = sizes_.block_size, top_k = sizes_.budget / c, width = sizes_.num_heads * sizes_.head_dim;
   const auto spans = spans_of(pack);
   const bool sparse = std::ranges::any_of(spans, [&](const Span& s) { return (s.past + s.length) / c > top_k; });
+  auto* record = context.replay.key_blocks;
+  if (!sparse && record != nullptr && !record->takes()) {  // all blocks: nothing that another pass could do otherwise
+    record->follow(at::full({x.size(0), top_k}, -1, x.options().dtype(kInt)), context);
+  }
   if (!sparse && cache == nullptr) return std::nullopt;
 
   const auto& ranks = context.mesh.cp();
@@ -133,8 +138,10 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const auto q = rotary(q_layernorm_.forward(qk.narrow(1, 0, width).unflatten(1, {sizes_.num_heads, sizes_.head_dim})),
                         context.rotary.cos.narrow(0, first, x.size(0)),
                         context.rotary.sin.narrow(0, first, x.size(0)));  // [T, nI, dI]
-  return block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
-                     int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
+  const auto live =
+      block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
+                  int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
+  return record == nullptr ? live : record->follow(live, context);
 }
 
 std::unique_ptr<MixerState> BlockIndexer::new_state(std::int64_t slots, std::int64_t capacity,

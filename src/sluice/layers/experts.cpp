@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/experts.h"
 
-#include <algorithm>
-
-#include "sluice/core/error.h"
 #include "sluice/kernels/expert_matmul/expert_matmul.h"
 #include "sluice/kernels/swiglu/swiglu.h"
+#include "sluice/layers/choices.h"
 #include "sluice/layers/expert_exchange.h"
 #include "sluice/layers/lora.h"
 #include "sluice/parallel/collectives.h"
@@ -18,40 +16,13 @@ TopKRouter::TopKRouter(const SparseMoeSizes& s)
       weight_(declare(
           {.name = "weight", .shape = {s.num_experts, s.hidden_size}, .init = Init::normal(s.initializer_range)})) {}
 
-namespace {
-
-// `live` [T, k], but for rows that context.routes knows another choice of.
-Tensor taken_choice(const Tensor& live, const ForwardContext& context) {
-  auto& routes = *context.routes;
-  const auto all = routes.experts.at(static_cast<std::size_t>(context.block));
-  const auto known = all.narrow(0, context.first_token, live.size(0)).to(live.device(), kLong);
-  SLUICE_CHECK(known.sizes() == live.sizes(), "router replay: block {} has choices {} for tokens that need {}",
-               context.block, describe(known), describe(live));
-  const auto is_known = known.select(1, 0) >= 0;  // [T]
-  const auto differs = (std::get<0>(known.sort(1)) != std::get<0>(live.sort(1))).any(1) & is_known;
-  routes.rows += is_known.sum().item<std::int64_t>();
-  routes.differing += differs.sum().item<std::int64_t>();
-  return at::where(is_known.unsqueeze(1), known, live);
-}
-
-}  // namespace
-
 Routing TopKRouter::forward(const Tensor& x, const ForwardContext& context) const {
   const auto logits = at::linear(x.to(kFloat), weight_.value.to(kFloat));  // in bfloat16 near experts would tie
   const auto probabilities = logits.softmax(1);
   // A stable sort keeps the lower of equal experts first; topk promises no order.
   const auto order = std::get<1>(probabilities.detach().sort(/*stable=*/true, 1, /*descending=*/true));
   auto experts = order.narrow(1, 0, top_k_).contiguous();
-  if (auto* routes = context.routes; routes != nullptr) {
-    if (routes->use == ExpertRoutes::Use::kTake) {
-      experts = taken_choice(experts, context);
-    } else {
-      routes->experts.resize(std::max(routes->experts.size(), static_cast<std::size_t>(context.block) + 1));
-      auto& kept = routes->experts[static_cast<std::size_t>(context.block)];
-      const auto own = experts.to(at::kShort);
-      kept = context.first_token == 0 ? own : at::cat({kept, own});
-    }
-  }
+  if (context.replay.experts != nullptr) experts = context.replay.experts->follow(experts, context);
   auto weights = probabilities.gather(1, experts);
   if (norm_topk_prob_) weights = weights / weights.sum(1, /*keepdim=*/true);
   return {.experts = experts,

@@ -25,18 +25,6 @@ struct Routing {
   Tensor visits;         // [E] int64: tokens that go to each expert
 };
 
-// The experts that the tokens of a pack go to, for each block of a decoder: kept in one forward pass and taken in
-// another (router replay, Ma et al. 2025, arXiv 2510.11370), so that training sends tokens where sampling sent them.
-// Only the choice is taken: its weights come from the live probabilities and have their gradients.
-struct ExpertRoutes {
-  enum class Use { kKeep, kTake };
-  Use use = Use::kKeep;
-  std::vector<Tensor> experts = {};      // by block: [T, k] int16; undefined where a block has no router. -1: no choice
-                                         // is known, the live one is taken
-  std::int64_t rows = 0, differing = 0;  // of kTake: tokens with a known choice, times blocks; those whose live choice
-                                         // is of other experts
-};
-
 // softmax(W x) over all experts in float32, logits included; then the k largest; then, with norm_topk_prob, divided by
 // their sum.
 class TopKRouter : public Module {

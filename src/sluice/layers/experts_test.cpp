@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "sluice/kernels/common/testing.h"
+#include "sluice/layers/choices.h"
 #include "sluice/layers/mesh_testing.h"
 #include "sluice/layers/recompute.h"
 
@@ -228,14 +229,17 @@ TEST(SparseMoe, TokensInPartsAreTheSameAsAllAtOnce) {
     EXPECT_LT(relative_error(in_parts, at_once), 1e-6) << most;
     EXPECT_EQ(parts.rows, 23);
     EXPECT_TRUE(parts.visits.equal(all.visits));
-    ExpertRoutes routes;  // kept part by part, and taken so
-    const ForwardContext keeping{.pack = pack, .rotary = {}, .feed_forward_tokens = most, .routes = &routes};
-    moe.block.forward_in_parts(x, keeping);
-    EXPECT_EQ(routes.experts.at(0).size(0), 23);
-    routes.use = ExpertRoutes::Use::kTake;
-    EXPECT_TRUE(moe.block.forward_in_parts(x, keeping).equal(in_parts));
-    EXPECT_EQ(routes.rows, 23);
-    EXPECT_EQ(routes.differing, 0);
+    ChoiceRecord record;  // kept part by part, and taken so
+    const auto forward = [&] {
+      return moe.block.forward_in_parts(
+          x, {.pack = pack, .rotary = {}, .feed_forward_tokens = most, .replay = {.experts = &record}});
+    };
+    forward();
+    EXPECT_EQ(record.kept().chosen.size(0), 23);
+    record = ChoiceRecord(record.kept());
+    EXPECT_TRUE(forward().equal(in_parts));
+    EXPECT_EQ(record.rows(), 23);
+    EXPECT_EQ(record.differing(), 0);
   }
 }
 

@@ -37,8 +37,14 @@ Tensor cu_seqlens_of(const std::vector<std::int64_t>& lengths, at::Device device
 Pack make_pack(std::vector<std::int64_t> lengths, std::vector<std::int64_t> past = {},
                std::vector<std::int64_t> slots = {}, at::Device device = at::kCPU);
 
-struct RouterLoad;    // layers/experts.h
-struct ExpertRoutes;  // layers/experts.h
+struct RouterLoad;   // layers/experts.h
+class ChoiceRecord;  // layers/choices.h
+
+// Where the choices of a forward pass are kept, or taken from; null: neither.
+struct Replay {
+  ChoiceRecord* experts = nullptr;     // of routers
+  ChoiceRecord* key_blocks = nullptr;  // of indexers
+};
 
 // What every block of one forward pass shares. Pack, tokens and rotary table are of all tokens, whichever this rank
 // works on.
@@ -48,11 +54,11 @@ struct ForwardContext {
   RotaryTable rotary;                    // cos and sin for pack.positions; undefined for a model without rotary layers
   RouterLoad* router_load = nullptr;     // where routers add what they did; none: nobody asks
   std::int64_t feed_forward_tokens = 0;  // most tokens that go through a feed-forward at once; 0: all
-  ExpertRoutes* routes = nullptr;        // where routers keep their choices, or whose choices they take; none: neither
-  std::int64_t block = 0;                // of the decoder, which this context is for
-  std::int64_t first_token = 0;          // of the pack, in a part of a feed-forward's tokens
-  const Mesh& mesh = one_process();      // whose groups the layers exchange tensors in
-  TokenSplit split = {};                 // of the pack over the mesh; of one process: not needed
+  Replay replay = {};
+  std::int64_t block = 0;            // of the decoder, which this context is for
+  std::int64_t first_token = 0;      // of the pack, in a part of a feed-forward's tokens
+  const Mesh& mesh = one_process();  // whose groups the layers exchange tensors in
+  TokenSplit split = {};             // of the pack over the mesh; of one process: not needed
 };
 
 // x [own tokens, ..] of every tensor rank, one after the other: [the context rank's tokens, ..].

@@ -21,7 +21,7 @@ Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContex
   for (const auto* parameter : trained_parameters(block.parameters())) parameters.push_back(parameter->value);
   // The backward pass may come after the caller's pack is gone: the function holds its own.
   const auto again = [&block, pack = context.pack, tokens = context.tokens, rotary = context.rotary,
-                      routed = context.router_load != nullptr, routes = context.routes, number = context.block,
+                      routed = context.router_load != nullptr, replay = context.replay, number = context.block,
                       &mesh = context.mesh, split = context.split](const Tensor& x) {
     RouterLoad load;
     std::vector<Tensor> outputs{block.forward(x,
@@ -29,7 +29,7 @@ Tensor recomputed_block(const Block& block, const Tensor& h, const ForwardContex
                                                .tokens = tokens,
                                                .rotary = rotary,
                                                .router_load = routed ? &load : nullptr,
-                                               .routes = routes,
+                                               .replay = replay,
                                                .block = number,
                                                .mesh = mesh,
                                                .split = split},
@@ -114,10 +114,10 @@ Decoder::Decoder(DecoderParts parts)
 }
 
 Tensor Decoder::forward(const Tensor& tokens, const Pack& pack, DecoderState* state, RouterLoad* router_load,
-                        Tensor* residual, ExpertRoutes* routes) const {
+                        Tensor* residual, const Replay& replay) const {
   auto context = this->context(tokens, pack);
   context.router_load = router_load;
-  context.routes = routes;
+  context.replay = replay;
   // Ranks would have to agree on the parts.
   if (!at::GradMode::is_enabled() && mesh_->world().size() == 1) context.feed_forward_tokens = kFeedForwardTokens;
   auto h = embed(context);

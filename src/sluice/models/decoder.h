@@ -95,11 +95,11 @@ class Decoder : public Module {
   explicit Decoder(DecoderParts parts);
 
   // tokens [T] int64 to the hidden states [T, D] that the head reads. With a state, sequences continue their slots. The
-  // routers of sparse layers add to `router_load` what they did, and keep or take their choices in `routes`, where
-  // these are given; `residual` becomes the residual [T, R] after the last block. A rank of a mesh is given all tokens
-  // of its pack, and gives the rows of its own (split()); states and routes are for one process.
+  // routers of sparse layers add to `router_load` what they did; choices are kept or taken as `replay` says; `residual`
+  // becomes the residual [T, R] after the last block. A rank of a mesh is given all tokens of its pack, and gives the
+  // rows of its own (split()); states and replay are for one process.
   Tensor forward(const Tensor& tokens, const Pack& pack, DecoderState* state = nullptr,
-                 RouterLoad* router_load = nullptr, Tensor* residual = nullptr, ExpertRoutes* routes = nullptr) const;
+                 RouterLoad* router_load = nullptr, Tensor* residual = nullptr, const Replay& replay = {}) const;
 
   // What a pass over the pack's tokens shares.
   ForwardContext context(const Tensor& tokens, const Pack& pack) const;

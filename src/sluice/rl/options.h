@@ -39,7 +39,7 @@ struct RolloutOptions {
   std::int64_t slots = 64;
   bool dynamic_sampling = false;
   std::int64_t max_rounds = 10;
-  bool router_replay = false;
+  bool router_replay = false, index_replay = false;
   void describe(OptionList& option) {
     option("prompts", prompts, "prompts of a step", {.synonyms = {"rollout_batch_size", "train_batch_size"}, .min = 1});
     option("samples", samples, "answers to each prompt: its group",
@@ -57,6 +57,9 @@ struct RolloutOptions {
     option("router_replay", router_replay,
            "training sends each token to the experts that it went to while sampling, where the model has experts",
            {.synonyms = {"use_rollout_routing_replay", "routing_replay"}});
+    option("index_replay", index_replay,
+           "training attends to the blocks of keys that sampling attended to, where the model has sparse attention",
+           {.synonyms = {"use_rollout_indexer_replay", "indexer_replay"}});
   }
 };
 

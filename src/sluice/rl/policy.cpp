@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "sluice/core/error.h"
 #include "sluice/kernels/linear_cross_entropy/linear_cross_entropy.h"
-#include "sluice/layers/experts.h"
 #include "sluice/train/batch.h"
 
 namespace sluice {
@@ -15,9 +15,9 @@ struct Scores {
   Tensor logprobs, entropy, values;  // [A] of the pack's trained tokens; values undefined without a value head
 };
 
-Scores score(const Policy& policy, const Batch& batch, bool entropy, ExpertRoutes* routes) {
+Scores score(const Policy& policy, const Batch& batch, bool entropy, const Replay& replay) {
   const auto all = policy.decoder.forward(batch.tokens, batch.pack, /*state=*/nullptr, /*router_load=*/nullptr,
-                                          /*residual=*/nullptr, routes);
+                                          /*residual=*/nullptr, replay);
   auto head = policy.decoder.head();
   if (policy.vocabulary < head.size(0)) head = head.narrow(0, 0, policy.vocabulary);
   const auto hidden = all.index_select(0, batch.asked);
@@ -27,19 +27,38 @@ Scores score(const Policy& policy, const Batch& batch, bool entropy, ExpertRoute
           .values = policy.value_head != nullptr ? policy.value_head->forward(hidden) : Tensor()};
 }
 
-// The experts that a pack's tokens went to while they were sampled. The last token of an answer did not go through the
+// What the model chose for a pack's tokens while they were sampled. The last token of an answer did not go through the
 // model then: its choice is free.
-ExpertRoutes routes_of(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack) {
+Choices choices_of(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack,
+                   Choices TrainedResponse::*kind) {
+  Choices all;
   std::vector<Tensor> parts;
   for (const auto place : pack.samples) {
-    const auto& experts = responses[static_cast<std::size_t>(place)]->experts;
-    if (!experts.defined()) return {};
-    parts.insert(parts.end(), {experts, at::full_like(experts.narrow(0, 0, 1), -1)});
+    const auto& response = *responses[static_cast<std::size_t>(place)];
+    const auto& kept = response.*kind;
+    if (!kept.chosen.defined()) return {};
+    SLUICE_CHECK(kept.chosen.size(0) + 1 == std::ssize(response.sample.tokens),
+                 "replay: {} has choices for {} tokens; of {} all but the last went through the model",
+                 response.sample.place, kept.chosen.size(0), response.sample.tokens.size());
+    all.blocks = kept.blocks;
+    parts.insert(parts.end(), {kept.chosen, at::full_like(kept.chosen.narrow(0, 0, 1), -1)});
   }
-  return {.use = ExpertRoutes::Use::kTake, .experts = at::cat(parts).unbind(1)};
+  all.chosen = at::cat(parts);
+  return all;
 }
 
-ExpertRoutes* if_any(ExpertRoutes& routes) { return routes.experts.empty() ? nullptr : &routes; }
+// The choices that a pack takes.
+struct PackReplay {
+  ChoiceRecord experts, key_blocks;
+
+  PackReplay(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack)
+      : experts(choices_of(responses, pack, &TrainedResponse::experts)),
+        key_blocks(choices_of(responses, pack, &TrainedResponse::key_blocks)) {}
+
+  Replay replay() {
+    return {.experts = experts.takes() ? &experts : nullptr, .key_blocks = key_blocks.takes() ? &key_blocks : nullptr};
+  }
+};
 
 // What each response of a pack has, one behind the other.
 Tensor gather(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack, at::Device device,
@@ -123,18 +142,20 @@ PolicyStats stats_of(const PackTokens& t, const PolicyTerms& terms, const Tensor
 // One pack's part of the step's loss; adds what there is to tell about it.
 Tensor pack_loss(const Policy& policy, const ObjectiveSettings& objective,
                  const std::vector<TrainedResponse*>& responses, const std::vector<double>& weights,
-                 const PackedBatch& pack, ExpertRoutes& routes, PolicyStats& stats) {
+                 const PackedBatch& pack, PackReplay& replay, PolicyStats& stats) {
   const auto device = policy.decoder.device();
   auto tokens = tokens_of(responses, weights, pack, device);
-  const auto scores = score(policy, to_batch(pack, device), /*entropy=*/true, if_any(routes));
+  const auto scores = score(policy, to_batch(pack, device), /*entropy=*/true, replay.replay());
   tokens.logprobs = scores.logprobs;
   tokens.entropy = scores.entropy;
   tokens.values = scores.values;
   if (!tokens.old.defined()) tokens.old = scores.logprobs.detach();
   const auto terms = policy_objective(tokens, objective);
   auto found = stats_of(tokens, terms, scores.entropy);
-  found.routed = static_cast<double>(routes.rows);
-  found.rerouted = static_cast<double>(routes.differing);
+  found.routed = static_cast<double>(replay.experts.rows());
+  found.rerouted = static_cast<double>(replay.experts.differing());
+  found.indexed = static_cast<double>(replay.key_blocks.rows());
+  found.reindexed = static_cast<double>(replay.key_blocks.differing());
   stats.add(found);
   return terms.loss;
 }
@@ -142,12 +163,26 @@ Tensor pack_loss(const Policy& policy, const ObjectiveSettings& objective,
 }  // namespace
 
 void PolicyStats::add(const PolicyStats& o) {
-  for (const auto sum :
-       {&PolicyStats::tokens, &PolicyStats::loss, &PolicyStats::policy_loss, &PolicyStats::kl, &PolicyStats::entropy,
-        &PolicyStats::value_loss, &PolicyStats::value_clipped, &PolicyStats::clipped_low, &PolicyStats::clipped_high,
-        &PolicyStats::dual, &PolicyStats::old_minus_new, &PolicyStats::mismatch, &PolicyStats::mismatch_kl,
-        &PolicyStats::correction, &PolicyStats::correction_square, &PolicyStats::correction_zero, &PolicyStats::routed,
-        &PolicyStats::rerouted}) {
+  for (const auto sum : {&PolicyStats::tokens,
+                         &PolicyStats::loss,
+                         &PolicyStats::policy_loss,
+                         &PolicyStats::kl,
+                         &PolicyStats::entropy,
+                         &PolicyStats::value_loss,
+                         &PolicyStats::value_clipped,
+                         &PolicyStats::clipped_low,
+                         &PolicyStats::clipped_high,
+                         &PolicyStats::dual,
+                         &PolicyStats::old_minus_new,
+                         &PolicyStats::mismatch,
+                         &PolicyStats::mismatch_kl,
+                         &PolicyStats::correction,
+                         &PolicyStats::correction_square,
+                         &PolicyStats::correction_zero,
+                         &PolicyStats::routed,
+                         &PolicyStats::rerouted,
+                         &PolicyStats::indexed,
+                         &PolicyStats::reindexed}) {
     this->*sum += o.*sum;
   }
   for (const auto most : {&PolicyStats::ratio_max, &PolicyStats::mismatch_max, &PolicyStats::correction_max}) {
@@ -174,8 +209,8 @@ std::vector<ResponseScores> score_responses(const Policy& policy, const std::vec
   std::vector<ResponseScores> found(responses.size());
   for (const auto& pack : packs) {
     const auto batch = to_batch(pack, policy.decoder.device());
-    auto routes = replay ? routes_of(responses, pack) : ExpertRoutes{};
-    const auto scores = score(policy, batch, /*entropy=*/false, if_any(routes));
+    PackReplay sampled(responses, pack);
+    const auto scores = score(policy, batch, /*entropy=*/false, replay ? sampled.replay() : Replay{});
     const auto logprobs = scores.logprobs.cpu(), values = scores.values.defined() ? scores.values.cpu() : Tensor();
     std::int64_t begin = 0;
     for (const auto place : pack.samples) {
@@ -200,12 +235,12 @@ PolicyUpdate update_policy(const Policy& policy, const AlgorithmSettings& algori
   }
   const auto weights = response_weights(lengths, algorithm.aggregation, longest);
   const auto packs = pack_responses(responses, seq_len);
-  std::vector<ExpertRoutes> routes;  // the backward pass may compute blocks again and asks for them then
-  for (const auto& pack : packs) routes.push_back(routes_of(responses, pack));
+  std::vector<PackReplay> replays;  // the backward pass may compute blocks again and asks for them then
+  for (const auto& pack : packs) replays.emplace_back(responses, pack);
   const auto norm = update(
       packs.size(),
       [&](std::size_t i) {
-        return pack_loss(policy, algorithm.objective, responses, weights, packs[i], routes[i], result.stats);
+        return pack_loss(policy, algorithm.objective, responses, weights, packs[i], replays[i], result.stats);
       },
       gradients, optimizer, settings);
   result.grad_norm = norm.item<double>();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sluice/data/packing.h"
+#include "sluice/layers/choices.h"
 #include "sluice/layers/lora.h"
 #include "sluice/models/decoder.h"
 #include "sluice/rl/options.h"
@@ -22,7 +23,8 @@ struct TrainedResponse {
   Tensor rollout_logprobs;         // as the sampler reported them
   Tensor old_logprobs = {};        // before the step; undefined: those of the training pass itself
   Tensor reference_logprobs = {};  // undefined: no KL
-  Tensor experts = {};             // as Completion::experts; undefined: routers choose anew
+  Choices experts = {};            // as Completion::experts; none: routers choose anew
+  Choices key_blocks = {};         // as Completion::key_blocks; none: indexers choose anew
   double reward = 0;
   double group_advantage = 0;            // within its group; 0 with a value head
   Tensor old_values = {};                // before the step; undefined: there is no value head
@@ -47,8 +49,8 @@ struct ResponseScores {
   Tensor logprobs, values;  // [n] float32 on the CPU; values undefined without a value head
 };
 
-// Of every answer's tokens, without gradient, in the order of `responses`. `replay`: through the experts that they were
-// sampled with, where those are known.
+// Of every answer's tokens, without gradient, in the order of `responses`. `replay`: through the experts and key blocks
+// that they were sampled with, where those are known.
 std::vector<ResponseScores> score_responses(const Policy& policy, const std::vector<TrainedResponse*>& responses,
                                             const std::vector<PackedBatch>& packs, bool replay);
 
@@ -61,7 +63,8 @@ struct PolicyStats {
   double mismatch = 0, mismatch_max = 0, mismatch_kl = 0;             // between rollout and old
   double correction = 0, correction_square = 0, correction_zero = 0;  // weights, their squares, how many are 0
   double correction_max = 0;
-  double routed = 0, rerouted = 0;  // tokens times blocks whose experts were replayed; that would have gone elsewhere
+  double routed = 0, rerouted = 0;    // tokens times blocks whose experts were replayed; that would have gone elsewhere
+  double indexed = 0, reindexed = 0;  // the same of key blocks
   void add(const PolicyStats& other);
 };
 

@@ -48,7 +48,7 @@ std::vector<Prompt> random_prompts(std::initializer_list<std::size_t> lengths) {
 
 // Three answers to each prompt, as the trainer takes them.
 std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& prompts, double temperature,
-                                    std::int64_t max_tokens, std::uint64_t first_stream = 0, bool keep_experts = false,
+                                    std::int64_t max_tokens, std::uint64_t first_stream = 0, bool keep_choices = false,
                                     Surroundings* surroundings = nullptr) {
   std::vector<std::size_t> all(prompts.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
@@ -58,14 +58,16 @@ std::vector<TrainedResponse> sample(Engine& engine, const std::vector<Prompt>& p
                                      .temperature = temperature,
                                      .seed = 5,
                                      .longest = surroundings != nullptr ? 200 : 0,
-                                     .keep_experts = keep_experts},
+                                     .keep_experts = keep_choices,
+                                     .keep_key_blocks = keep_choices},
                                     first_stream, surroundings);
   std::vector<TrainedResponse> responses;
   for (const auto& group : groups) {
     for (const auto& response : group.responses) {
       TrainedResponse r{.sample = {.tokens = prompts[group.prompt].tokens, .loss_mask = {}, .place = ""},
                         .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
-                        .experts = response.completion.experts};
+                        .experts = response.completion.experts,
+                        .key_blocks = response.completion.key_blocks};
       r.advantages = at::full({r.tokens()}, responses.size() % 2 == 0 ? 1 : -1, kFloat);
       r.sample.loss_mask.resize(r.sample.tokens.size(), 0);
       const auto& tokens = response.completion.tokens;
@@ -187,7 +189,7 @@ TEST(RolloutAgainstTraining, AgreesOverTheTurnsOfAnEpisode) {
     const auto prompts = random_prompts({6, 40});
     Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 200, .tokens_per_step = 48});
     const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
-    auto responses = sample(engine, prompts, 1, 12, 0, /*keep_experts=*/true, &surroundings);
+    auto responses = sample(engine, prompts, 1, 12, 0, /*keep_choices=*/true, &surroundings);
     for (const auto& response : responses) {
       EXPECT_EQ(response.tokens(), 36);  // three turns
       EXPECT_EQ(std::ranges::count(response.sample.loss_mask, 1), 36);
@@ -237,10 +239,10 @@ TEST(RouterReplay, SendsTokensWhereSamplingSentThem) {
       const auto prompts = random_prompts({30, 5, 18});
       Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 80, .tokens_per_step = 40});
       const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
-      auto responses = sample(engine, prompts, 1, 40, 0, /*keep_experts=*/true);
+      auto responses = sample(engine, prompts, 1, 40, 0, /*keep_choices=*/true);
       for (const auto& response : responses) {
-        EXPECT_EQ(response.experts.size(0), std::ssize(response.sample.tokens) - 1);
-        EXPECT_EQ(response.experts.size(1), model.decoder->num_blocks());
+        EXPECT_EQ(response.experts.chosen.size(0), std::ssize(response.sample.tokens) - 1);
+        EXPECT_EQ(response.experts.chosen.size(1), model.decoder->num_blocks());
       }
       // Hidden states of size 1 are rounded to 2^-9, in every layer, and make logits that differ by some hundredths.
       EXPECT_LT(drift(policy, responses), 0.1);
@@ -251,7 +253,7 @@ TEST(RouterReplay, SendsTokensWhereSamplingSentThem) {
       EXPECT_GE(update.stats.rerouted, preset == std::string_view("qwen3_5_moe-tiny") ? 1 : 0);
       EXPECT_LT(update.stats.rerouted, 0.2 * update.stats.routed);
       auto free = responses;
-      for (auto& response : free) response.experts = Tensor();
+      for (auto& response : free) response.experts = response.key_blocks = {};
       EXPECT_EQ(update_policy(policy, algorithm_settings({}), pointers(free), 2000, 64, training.gradients,
                               training.optimizer, {.step = 2, .lr = 0, .clip_norm = 1})
                     .stats.routed,
@@ -261,16 +263,21 @@ TEST(RouterReplay, SendsTokensWhereSamplingSentThem) {
 }
 
 // In float32 the choices are the same, and replaying them gives the plain pass bit for bit.
-TEST(RouterReplay, OfAModelsOwnChoicesIsThePlainPass) {
-  const auto model = tiny_model("qwen3_5_moe-tiny");
-  const auto prompts = random_prompts({30, 5});
-  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 80});
-  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
-  auto responses = sample(engine, prompts, 1, 30, 0, /*keep_experts=*/true);
-  const auto list = pointers(responses);
-  const auto packs = pack_responses(list, 2000);
-  const auto replayed = score_responses(policy, list, packs, true), live = score_responses(policy, list, packs, false);
-  for (std::size_t i = 0; i < list.size(); ++i) EXPECT_TRUE(replayed[i].logprobs.equal(live[i].logprobs)) << i;
+TEST(Replay, OfAModelsOwnChoicesIsThePlainPass) {
+  for (const auto* preset : {"qwen3_5_moe-tiny", "qwen3_8_flash_next-tiny"}) {
+    const auto model = tiny_model(preset);
+    const auto prompts = random_prompts({30, 75});  // the second is past the sparse attention's budget
+    Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 110});
+    const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+    auto responses = sample(engine, prompts, 1, 30, 0, /*keep_choices=*/true);
+    const auto list = pointers(responses);
+    const auto packs = pack_responses(list, 2000);
+    const auto replayed = score_responses(policy, list, packs, true),
+               live = score_responses(policy, list, packs, false);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      EXPECT_TRUE(replayed[i].logprobs.equal(live[i].logprobs)) << preset << " " << i;
+    }
+  }
 }
 
 // The gates' weights come from the live probabilities: other experts give other numbers and still a gradient.
@@ -279,14 +286,57 @@ TEST(RouterReplay, TakesTheChoiceAndNotTheWeights) {
   const auto prompts = random_prompts({12});
   Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 40});
   const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
-  auto responses = sample(engine, prompts, 1, 20, 0, /*keep_experts=*/true);
+  auto responses = sample(engine, prompts, 1, 20, 0, /*keep_choices=*/true);
   EXPECT_LT(drift(policy, responses), kBound);
-  for (auto& response : responses) response.experts = 3 - response.experts.clamp_max(3);  // others
+  for (auto& response : responses) response.experts.chosen = 3 - response.experts.chosen.clamp_max(3);  // others
   EXPECT_GT(drift(policy, responses), 1e-3);
   Training training(model);
   const auto update = training.update(policy, responses);
   EXPECT_GT(update.grad_norm, 0);
   EXPECT_TRUE(std::isfinite(update.grad_norm));
+}
+
+// Keys that sampling did not attend to give other numbers, and the same gradient whether blocks are computed again or
+// not: all passes take them.
+TEST(IndexReplay, AttendsToTheBlocksThatAreGiven) {
+  std::vector<double> norms;
+  for (const auto recompute : {Recompute::kNone, Recompute::kBlocks}) {
+    const auto model = tiny_model("qwen3_8_flash_next-tiny");
+    model.decoder->set_recompute(recompute);
+    const auto prompts = random_prompts({10, 90});
+    Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 130, .tokens_per_step = 40});
+    const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+    auto responses = sample(engine, prompts, 1, 40, 0, /*keep_choices=*/true);
+    EXPECT_LT(drift(policy, responses), kBound);
+    for (auto& response : responses) {
+      auto& chosen = response.key_blocks.chosen;  // [tokens - 1, 1, 16]
+      ASSERT_EQ(chosen.size(0), std::ssize(response.sample.tokens) - 1);
+      EXPECT_EQ(response.key_blocks.blocks, std::vector<std::int64_t>{3});
+      const auto is_choice = chosen.select(2, chosen.size(2) - 1) >= 0;  // where there are more blocks than are chosen
+      const auto first = at::arange(chosen.size(2), chosen.options()).expand_as(chosen);
+      chosen = at::where(is_choice.unsqueeze(2), first, chosen);
+    }
+    EXPECT_GT(drift(policy, responses), 1e-3);
+    Training training(model);
+    const auto update = training.update(policy, responses);
+    EXPECT_GT(update.stats.reindexed, 0);
+    norms.push_back(update.grad_norm);
+  }
+  EXPECT_NEAR(norms[0], norms[1], 1e-6 * norms[0]);
+}
+
+// In bfloat16 decoding and whole packs round differently, and blocks near a tie change places.
+TEST(IndexReplay, CountsTheChoicesThatWouldHaveBeenOthers) {
+  const auto model = tiny_model("qwen3_8_flash_next-tiny", kBFloat16);
+  const auto prompts = random_prompts({90});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 170});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 80, 0, /*keep_choices=*/true);
+  EXPECT_LT(drift(policy, responses), 0.1);
+  Training training(model);
+  const auto update = training.update(policy, responses);
+  EXPECT_GT(update.stats.reindexed, 0);
+  EXPECT_LT(update.stats.reindexed, 0.5 * update.stats.indexed);
 }
 
 // The denominators are the step's: what is packed together changes nothing but rounding.

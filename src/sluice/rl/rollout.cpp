@@ -41,6 +41,7 @@ std::vector<Completion> sample_turn(Engine& engine, const std::vector<Episode*>&
                                 .drawn = e.response->completion.logprobs.size()},
                    .stop = {},
                    .keep_experts = settings.keep_experts,
+                   .keep_key_blocks = settings.keep_key_blocks,
                    .on_text = {},
                    .on_finish = [&completion = completions[i]](const Completion& c) { completion = c; }});
   }
@@ -48,12 +49,12 @@ std::vector<Completion> sample_turn(Engine& engine, const std::vector<Episode*>&
   return completions;
 }
 
-// The experts of the tokens behind those whose are known.
-void append(Tensor& all, const Tensor& turn) {
-  if (!turn.defined()) return;
-  const auto known = all.defined() ? all.size(0) : 0;
-  const auto rest = turn.narrow(0, known, turn.size(0) - known);
-  all = known > 0 ? at::cat({all, rest}) : rest;
+// Choices for the tokens behind those that have one already.
+void append(Choices& all, const Choices& turn) {
+  if (!turn.chosen.defined()) return;
+  const auto known = all.chosen.defined() ? all.chosen.size(0) : 0;
+  const auto rest = turn.chosen.narrow(0, known, turn.chosen.size(0) - known);
+  all = {.blocks = turn.blocks, .chosen = known > 0 ? at::cat({all.chosen, rest}) : rest};
 }
 
 // The model's turn becomes part of its answer.
@@ -66,6 +67,7 @@ void append(Episode& e, const Completion& turn) {
   all.text += turn.text;
   all.finish_reason = turn.finish_reason;
   append(all.experts, turn.experts);
+  append(all.key_blocks, turn.key_blocks);
   e.response->sampled.resize(all.tokens.size(), 1);
 }
 

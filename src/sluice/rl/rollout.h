@@ -35,8 +35,8 @@ struct GenerationSettings {
   std::int64_t max_tokens;  // of an answer
   double temperature;
   std::uint64_t seed;
-  std::int64_t longest = 0;   // tokens of a whole episode with its prompt
-  bool keep_experts = false;  // for router replay
+  std::int64_t longest = 0;                            // tokens of a whole episode with its prompt
+  bool keep_experts = false, keep_key_blocks = false;  // for their replay
 };
 
 // Where answers are the turns of an episode.

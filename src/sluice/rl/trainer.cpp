@@ -198,7 +198,8 @@ void RlTrainer::sample(Step& step) {
                                     .temperature = rollout.temperature,
                                     .seed = static_cast<std::uint64_t>(options_.seed),
                                     .longest = longest_episode(),
-                                    .keep_experts = rollout.router_replay};
+                                    .keep_experts = rollout.router_replay,
+                                    .keep_key_blocks = rollout.index_replay};
   const auto write = [&](const AnswerGroup& group, const Response& response, bool used) {
     step.lines += line_of(prompts_[group.prompt], response, used).dump(-1, ' ', false, Json::error_handler_t::replace);
     step.lines += "\n";
@@ -272,6 +273,7 @@ std::vector<TrainedResponse> RlTrainer::responses_of(const std::vector<AnswerGro
       responses.push_back({.sample = std::move(sample),
                            .rollout_logprobs = at::tensor(response.completion.logprobs, kFloat),
                            .experts = response.completion.experts,
+                           .key_blocks = response.completion.key_blocks,
                            .reward = response.verdict->reward,
                            .group_advantage = response.advantage.value_or(0),
                            .counted = !(options_.objective.mask_truncated && is_truncated(response))});
@@ -391,6 +393,7 @@ void RlTrainer::finish(Step& step) {
       {"train/updates", updates_}});
   if (surroundings_ != nullptr) values["rollout/turns_mean"] = turns.mean();
   if (s.routed > 0) values["rollout/router_differ_frac"] = s.rerouted / s.routed;
+  if (s.indexed > 0) values["rollout/index_differ_frac"] = s.reindexed / s.indexed;
   if (options_.objective.kl_coef > 0) values["train/kl"] = per_token(s.kl);
   if (algorithm_.objective.clip.dual) values["train/dual_clip_frac"] = per_token(s.dual);
   if (value_head_) {

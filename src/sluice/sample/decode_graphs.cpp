@@ -44,7 +44,7 @@ DecodeGraphs::DecodeGraphs(const Decoder& decoder, std::int64_t capacity) : deco
 DecodeGraphs::~DecodeGraphs() = default;
 
 std::unique_ptr<DecodeGraphs::Step> DecodeGraphs::record(std::int64_t rows, std::int64_t spare_slot,
-                                                         DecoderState& state, bool keep_routes) const {
+                                                         DecoderState& state, bool keep_experts) const {
   auto step = std::make_unique<Step>();
   step->input = at::zeros({3, rows}, at::TensorOptions().dtype(kLong).device(decoder_.device()));
   step->input.select(0, 1).fill_(spare_slot);
@@ -52,19 +52,19 @@ std::unique_ptr<DecodeGraphs::Step> DecodeGraphs::record(std::int64_t rows, std:
     step->output = {};
     const auto hidden =
         decoder_.forward(step->input.select(0, 0), pack_of(step->input, capacity_), &state, /*router_load=*/nullptr,
-                         /*residual=*/nullptr, keep_routes ? &step->output.routes : nullptr);
+                         /*residual=*/nullptr, {.experts = keep_experts ? &step->output.experts : nullptr});
     step->output.logits = logits_of(hidden, decoder_.head());
   });
   return step;
 }
 
 DecodeGraphs::Output DecodeGraphs::step(std::span<const DecodeRow> rows, std::int64_t spare_slot, DecoderState& state,
-                                        bool keep_routes) {
+                                        bool keep_experts) {
   const auto recorded = static_cast<std::int64_t>(std::bit_ceil(rows.size()));
-  auto& step = steps_[{recorded, keep_routes}];
+  auto& step = steps_[{recorded, keep_experts}];
   if (step == nullptr) {
     if (weights_.empty()) weights_ = addresses(decoder_);
-    step = record(recorded, spare_slot, state, keep_routes);
+    step = record(recorded, spare_slot, state, keep_experts);
   }
   auto input = at::zeros({3, recorded}, kLong);
   input.select(0, 1).fill_(spare_slot);

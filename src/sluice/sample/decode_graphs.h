@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "sluice/kernels/common/recorded_work.h"
-#include "sluice/layers/experts.h"
+#include "sluice/layers/choices.h"
 #include "sluice/models/decoder.h"
 
 namespace sluice {
@@ -28,25 +28,26 @@ class DecodeGraphs {
   ~DecodeGraphs();
 
   struct Output {
-    Tensor logits;        // [rows, V] float32, until the next step
-    ExpertRoutes routes;  // kept with keep_routes
+    Tensor logits;         // [rows, V] float32, until the next step
+    ChoiceRecord experts;  // kept with keep_experts
   };
 
   // One token of each row's sequence through the model; `state` goes on. A recorded step may have more rows than asked
   // for: those go to `spare_slot`, which no sequence has. States and weights must lie where they lay.
-  Output step(std::span<const DecodeRow> rows, std::int64_t spare_slot, DecoderState& state, bool keep_routes);
+  Output step(std::span<const DecodeRow> rows, std::int64_t spare_slot, DecoderState& state, bool keep_experts);
 
   // True where the decoder's weights lie elsewhere than they did when the first step was recorded.
   bool are_stale() const;
 
  private:
   struct Step;
-  std::unique_ptr<Step> record(std::int64_t rows, std::int64_t spare_slot, DecoderState& state, bool keep_routes) const;
+  std::unique_ptr<Step> record(std::int64_t rows, std::int64_t spare_slot, DecoderState& state,
+                               bool keep_experts) const;
 
   const Decoder& decoder_;
   std::int64_t capacity_;
   std::vector<const void*> weights_;                                      // where they lay
-  std::map<std::pair<std::int64_t, bool>, std::unique_ptr<Step>> steps_;  // by rows and keep_routes
+  std::map<std::pair<std::int64_t, bool>, std::unique_ptr<Step>> steps_;  // by rows and keep_experts
 };
 
 // [n, V] float32 whatever the operands are, hidden [n, D] and head [V, D]: rounded to bfloat16, log-probabilities would

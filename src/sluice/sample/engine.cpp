@@ -8,36 +8,30 @@
 #include <utility>
 
 #include "sluice/core/error.h"
-#include "sluice/layers/experts.h"
 #include "sluice/sample/device_sampler.h"
 #include "sluice/sample/random.h"
 
 namespace sluice {
 
-namespace {
+// Choices for the tokens of a sequence, as they come in.
+struct Engine::KeptChoices {
+  std::vector<std::int64_t> blocks;
+  std::vector<Tensor> pieces;
 
-// The choices of all blocks, [T, blocks, k] int16 on the CPU; undefined where no block has a router.
-Tensor stack_blocks(const ExpertRoutes& routes, std::int64_t blocks) {
-  Tensor none;
-  for (const auto& experts : routes.experts) {
-    if (experts.defined()) none = at::full_like(experts, -1);
+  void add(const Choices& choices, std::int64_t first, std::int64_t count) {
+    if (!choices.chosen.defined()) return;
+    blocks = choices.blocks;
+    pieces.push_back(choices.chosen.narrow(0, first, count).clone());
   }
-  if (!none.defined()) return none;
-  std::vector<Tensor> all(static_cast<std::size_t>(blocks), none);
-  for (std::size_t i = 0; i < routes.experts.size(); ++i) {
-    if (routes.experts[i].defined()) all[i] = routes.experts[i];
-  }
-  return at::stack(all, 1).cpu();
-}
-
-}  // namespace
+  Choices all() const { return {.blocks = blocks, .chosen = pieces.empty() ? Tensor() : at::cat(pieces)}; }
+};
 
 // A prompt after its way through the model, for the sequences that begin with it.
 struct Engine::SharedPrompt {
   bool taken = false;  // a sequence is on the way or has been
   DecoderState state;  // of one slot
   Tensor logits;       // [1, V], after its last token; undefined: it has not been through the model yet
-  Tensor experts;      // as Completion::experts, of all its tokens
+  KeptChoices experts, key_blocks;
 };
 
 struct Engine::Sequence {
@@ -51,7 +45,7 @@ struct Engine::Sequence {
   Tokenizer::Stream stream;
   StopStrings stops;
   Completion completion;
-  std::vector<Tensor> experts;  // of the pieces that went through the model
+  KeptChoices experts, key_blocks;
 
   Sequence(Waiting from, const Tokenizer& tokenizer)
       : request(std::move(from.request)),
@@ -125,7 +119,8 @@ void Engine::submit(GenerationRequest request) {
   std::shared_ptr<SharedPrompt> shared;
   if (!waiting_.empty()) {
     auto& last = waiting_.back();
-    if (last.request.prompt == request.prompt && last.request.keep_experts == request.keep_experts) {
+    if (last.request.prompt == request.prompt && last.request.keep_experts == request.keep_experts &&
+        last.request.keep_key_blocks == request.keep_key_blocks) {
       if (!last.shared) last.shared = std::make_shared<SharedPrompt>();
       shared = last.shared;
     }
@@ -167,9 +162,9 @@ Engine::StepPlan Engine::plan() const {
   return plan;
 }
 
-bool Engine::keeps_experts(const StepPlan& plan) const {
-  return std::ranges::any_of(
-      plan.slots, [&](std::int64_t slot) { return slots_[static_cast<std::size_t>(slot)]->request.keep_experts; });
+bool Engine::asked_for(bool GenerationRequest::*kind, const StepPlan& plan) const {
+  return std::ranges::any_of(plan.slots,
+                             [&](std::int64_t slot) { return slots_[static_cast<std::size_t>(slot)]->request.*kind; });
 }
 
 void Engine::sleep() {
@@ -180,19 +175,19 @@ void Engine::sleep() {
 
 // Takes the plan's tokens through the model: the logits after the last ones of `sampling`, [n, V] float32; undefined
 // where there are none.
-Tensor Engine::forward(const StepPlan& plan, ExpertRoutes* routes) {
+Tensor Engine::forward(const StepPlan& plan, const Replay& replay) {
   const auto device = decoder_.device();
   if (records_steps() && plan.is_decoding()) {
     if (graphs_ == nullptr) graphs_ = std::make_unique<DecodeGraphs>(decoder_, sizes_.capacity);
     std::vector<DecodeRow> rows;
     for (std::size_t n = 0; n < plan.slots.size(); ++n) rows.push_back({plan.tokens[n], plan.slots[n], plan.past[n]});
-    auto output = graphs_->step(rows, /*spare_slot=*/sizes_.slots, state_, routes != nullptr);
-    if (routes != nullptr) *routes = std::move(output.routes);
+    auto output = graphs_->step(rows, /*spare_slot=*/sizes_.slots, state_, replay.experts != nullptr);
+    if (replay.experts != nullptr) *replay.experts = std::move(output.experts);
     return output.logits;
   }
   const auto hidden =
       decoder_.forward(int64s(plan.tokens, device), make_pack(plan.lengths, plan.past, plan.slots, device), &state_,
-                       /*router_load=*/nullptr, /*residual=*/nullptr, routes);
+                       /*router_load=*/nullptr, /*residual=*/nullptr, replay);
   if (plan.sampling.empty()) return {};
   const auto last = plan.is_decoding() ? hidden : hidden.index_select(0, int64s(plan.last_rows, device));
   return logits_of(last, decoder_.head());
@@ -218,17 +213,19 @@ std::vector<SampledToken> Engine::draw(const Tensor& logits, std::span<const std
 
 // Takes the plan's tokens through the model, and what it chose to their sequences.
 Tensor Engine::run_model(const StepPlan& plan) {
-  ExpertRoutes routes;
-  const auto logits = forward(plan, keeps_experts(plan) ? &routes : nullptr);
-  const auto experts = stack_blocks(routes, decoder_.num_blocks());
+  ChoiceRecord experts, key_blocks;
+  const auto logits =
+      forward(plan, {.experts = asked_for(&GenerationRequest::keep_experts, plan) ? &experts : nullptr,
+                     .key_blocks = asked_for(&GenerationRequest::keep_key_blocks, plan) ? &key_blocks : nullptr});
+  const auto chosen_experts = experts.kept(), chosen_blocks = key_blocks.kept();
   std::int64_t first_row = 0;
   for (std::size_t n = 0; n < plan.slots.size(); ++n) {
     auto& sequence = *slots_[static_cast<std::size_t>(plan.slots[n])];
-    sequence.cached += plan.lengths[n];
-    if (experts.defined() && sequence.request.keep_experts) {
-      sequence.experts.push_back(experts.narrow(0, first_row, plan.lengths[n]).clone());
-    }
-    first_row += plan.lengths[n];
+    const auto length = plan.lengths[n];
+    sequence.cached += length;
+    if (sequence.request.keep_experts) sequence.experts.add(chosen_experts, first_row, length);
+    if (sequence.request.keep_key_blocks) sequence.key_blocks.add(chosen_blocks, first_row, length);
+    first_row += length;
   }
   return logits;
 }
@@ -239,7 +236,8 @@ void Engine::keep(SharedPrompt& prompt, std::size_t slot, const Tensor& logits) 
   prompt.state = decoder_.new_state(/*slots=*/1, sequence.cached);
   prompt.state.copy(0, state_, static_cast<std::int64_t>(slot), sequence.cached);
   prompt.logits = logits.clone();
-  if (!sequence.experts.empty()) prompt.experts = at::cat(sequence.experts);
+  prompt.experts = sequence.experts;
+  prompt.key_blocks = sequence.key_blocks;
 }
 
 // Puts the prompt into the slot of a sequence that follows another.
@@ -248,7 +246,8 @@ void Engine::follow(std::size_t slot) {
   const auto& prompt = *sequence.shared;
   sequence.cached = std::ssize(sequence.tokens);
   state_.copy(static_cast<std::int64_t>(slot), prompt.state, 0, sequence.cached);
-  if (prompt.experts.defined()) sequence.experts.push_back(prompt.experts);
+  sequence.experts = prompt.experts;
+  sequence.key_blocks = prompt.key_blocks;
   sequence.follows = false;
   sequence.shared.reset();
 }
@@ -306,7 +305,8 @@ void Engine::finish(std::size_t slot, FinishReason reason) {
     sequence->release(sequence->stops.finish());
   }
   sequence->completion.finish_reason = reason;
-  if (!sequence->experts.empty()) sequence->completion.experts = at::cat(sequence->experts);
+  sequence->completion.experts = sequence->experts.all();
+  sequence->completion.key_blocks = sequence->key_blocks.all();
   if (sequence->request.on_finish) sequence->request.on_finish(sequence->completion);
 }
 

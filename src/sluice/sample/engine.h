@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "sluice/layers/choices.h"
 #include "sluice/models/decoder.h"
 #include "sluice/sample/decode_graphs.h"
 #include "sluice/sample/sampler.h"
@@ -27,9 +28,10 @@ struct Completion {
   std::vector<TokenId> tokens;        // as sampled, a stop id included
   std::vector<float> logprobs;        // of each token under the distribution that it was drawn from
   std::vector<float> model_logprobs;  // of each token under the model (SampledToken)
-  // Where the request asks for it: the experts of each token that went through the model, prompt included, so all but
-  // the last one sampled. [tokens - 1, blocks, k] int16; -1 in blocks without a router. Undefined without any router.
-  Tensor experts;
+  // Where the request asks for it: what the model chose for each token that went through it, prompt included, so all
+  // but the last one sampled. Of key blocks -1 follows the last one; a token that attends to all that it sees may have
+  // none.
+  Choices experts, key_blocks;
   std::string text;  // without special tokens and stop id, cut before a stop string
   FinishReason finish_reason = FinishReason::kLength;
 };
@@ -39,7 +41,7 @@ struct GenerationRequest {
   std::int64_t max_tokens;      // at least 1
   SamplingParameters sampling;
   std::vector<std::string> stop;  // texts that end the answer
-  bool keep_experts = false;
+  bool keep_experts = false, keep_key_blocks = false;
   std::function<void(std::string_view piece)>
       on_text;                                       // may be empty; whole UTF-8 characters, joined they are the text
   std::function<void(const Completion&)> on_finish;  // may be empty
@@ -79,6 +81,7 @@ class Engine {
   void sleep();
 
  private:
+  struct KeptChoices;
   struct SharedPrompt;
   struct Waiting {
     GenerationRequest request;
@@ -93,12 +96,12 @@ class Engine {
   bool records_steps() const { return decoder_.device().is_cuda() && decoder_.is_recordable(); }
   void admit();
   StepPlan plan() const;
-  Tensor forward(const StepPlan& plan, ExpertRoutes* routes);
+  Tensor forward(const StepPlan& plan, const Replay& replay);
   Tensor run_model(const StepPlan& plan);
   void keep(SharedPrompt& prompt, std::size_t slot, const Tensor& logits) const;
   void follow(std::size_t slot);
   std::vector<SampledToken> draw(const Tensor& logits, std::span<const std::size_t> slots);
-  bool keeps_experts(const StepPlan& plan) const;
+  bool asked_for(bool GenerationRequest::*kind, const StepPlan& plan) const;
   void accept(std::size_t slot, const SampledToken& token);
   void finish(std::size_t slot, FinishReason reason);
 

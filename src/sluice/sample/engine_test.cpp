@@ -234,8 +234,11 @@ void expect_same_bits(const Completion& got, const Completion& wanted) {
   EXPECT_EQ(got.tokens, wanted.tokens);
   EXPECT_EQ(got.logprobs, wanted.logprobs);
   EXPECT_EQ(got.model_logprobs, wanted.model_logprobs);
-  EXPECT_EQ(got.experts.defined(), wanted.experts.defined());
-  EXPECT_TRUE(!wanted.experts.defined() || got.experts.equal(wanted.experts));
+  for (const auto kind : {&Completion::experts, &Completion::key_blocks}) {
+    EXPECT_EQ((got.*kind).blocks, (wanted.*kind).blocks);
+    EXPECT_EQ((got.*kind).chosen.defined(), (wanted.*kind).chosen.defined());
+    EXPECT_TRUE(!(wanted.*kind).chosen.defined() || (got.*kind).chosen.equal((wanted.*kind).chosen));
+  }
 }
 
 // Alone in an engine a request takes its prompt through the model itself. In one slot the passes have the same shapes
@@ -248,7 +251,7 @@ TEST(Engine, SamplesOfAGroupShareTheirPromptInEveryFamily) {
       for (std::uint64_t i = 0; i < 4; ++i) {
         requests.push_back(request(random_ids(length, length), 6 + static_cast<std::int64_t>(i),
                                    {.seed = 5, .sequence = requests.size()}));
-        requests.back().keep_experts = true;
+        requests.back().keep_experts = requests.back().keep_key_blocks = true;
       }
     }
     std::vector<Completion> alone;

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Discrete choices that blocks of a decoder make for tokens: the experts of a router, the blocks of keys of an indexer.
+// They are kept in one forward pass and taken in another (router replay, Ma et al. 2025, arXiv 2510.11370), so that
+// training goes where sampling went. Only the choice is taken, never a weight or score.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sluice/layers/pack.h"
+
+namespace sluice {
+
+struct Choices {
+  std::vector<std::int64_t> blocks;  // numbers of the decoder's blocks that choose, rising
+  Tensor chosen;                     // [tokens, blocks, k] int16; undefined: none of them chooses
+};
+
+// The choices of one kind in one forward pass, and in its recomputation.
+class ChoiceRecord {
+ public:
+  ChoiceRecord() = default;                                           // keeps them
+  explicit ChoiceRecord(Choices taken) : taken_(std::move(taken)) {}  // takes these, unless there are none
+
+  // `live` [t, k], below 2^15: what the context's block chooses for the pack's tokens from context.first_token on. The
+  // choice to follow, in its dtype: `live`, or where choices are taken and a row of theirs does not begin with -1,
+  // that. Rows of -1 are tokens whose choice is not known.
+  Tensor follow(const Tensor& live, const ForwardContext& context);
+
+  bool takes() const { return taken_.chosen.defined(); }
+  Choices kept() const;  // on the CPU
+
+  // Of choices that are taken: tokens with a known one, times blocks; those whose live choice is another set.
+  std::int64_t rows() const { return rows_; }
+  std::int64_t differing() const { return differing_; }
+
+ private:
+  Tensor take(const Tensor& live, const ForwardContext& context);
+
+  Choices taken_;
+  std::vector<Tensor> kept_;  // by block; undefined where one does not choose
+  std::int64_t rows_ = 0, differing_ = 0;
+};
+
+}  // namespace sluice
