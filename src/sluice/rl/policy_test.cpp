@@ -325,8 +325,8 @@ TEST(IndexReplay, AttendsToTheBlocksThatAreGiven) {
   EXPECT_NEAR(norms[0], norms[1], 1e-6 * norms[0]);
 }
 
-// In bfloat16 decoding and whole packs round differently, and blocks near a tie change places.
-TEST(IndexReplay, CountsTheChoicesThatWouldHaveBeenOthers) {
+// In bfloat16 decoding and whole packs round differently, and blocks near a tie may change places.
+TEST(IndexReplay, KeepsToSamplingInBfloat16) {
   const auto model = tiny_model("qwen3_8_flash_next-tiny", kBFloat16);
   const auto prompts = random_prompts({90});
   Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 170});
@@ -335,8 +335,8 @@ TEST(IndexReplay, CountsTheChoicesThatWouldHaveBeenOthers) {
   EXPECT_LT(drift(policy, responses), 0.1);
   Training training(model);
   const auto update = training.update(policy, responses);
-  EXPECT_GT(update.stats.reindexed, 0);
-  EXPECT_LT(update.stats.reindexed, 0.5 * update.stats.indexed);
+  EXPECT_GT(update.stats.indexed, 0);
+  EXPECT_LT(update.stats.reindexed, 0.2 * update.stats.indexed);
 }
 
 // The denominators are the step's: what is packed together changes nothing but rounding.
