@@ -49,8 +49,12 @@ Tensor layer(const Tensor& x, at::TensorList weights, at::IntArrayRef lengths, s
     parameters[i]->value = weights[i];
   }
   const auto pack = make_pack(lengths.vec(), {}, {}, x.device());
-  return net.forward(x, {.pack = pack, .rotary = {}, .mesh = mesh, .split = split_tokens(pack.positions.numel(), mesh)},
-                     nullptr);
+  return net.forward(x, {.pack = pack, .rotary = {}, .mesh = mesh, .split = split_tokens(pack.lengths, mesh)}, nullptr);
+}
+
+// Where the ranks' pieces of a pack begin, and where the last ends.
+std::vector<std::int64_t> bounds(at::IntArrayRef lengths, std::int64_t cp, std::int64_t tp) {
+  return piece_bounds(lengths.vec(), cp, tp);
 }
 
 // This rank's pieces of the layer's weights.
@@ -84,6 +88,7 @@ TORCH_LIBRARY(sluice_bench, m) {
       "gated_delta_net(Tensor x, Tensor[] weights, int[] lengths, int key_heads, int value_heads, int cp=1, int tp=1) "
       "-> Tensor",
       layer);
+  m.def("piece_bounds(int[] lengths, int cp, int tp) -> int[]", bounds);
   m.def("pieces(Tensor[] weights, int key_heads, int value_heads, int cp, int tp) -> Tensor[]", pieces);
   m.def("sum_gradients(Tensor[] gradients, int key_heads, int value_heads, int cp, int tp) -> Tensor[]", sum_gradients);
 }

@@ -25,8 +25,9 @@ KEY_HEADS, VALUE_HEADS = 16, 48
 NAMES = ["out", "x", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "dt_bias", "A_log", "norm", "out_proj"]
 
 
-def piece(tokens, ranks, rank):
-    return slice(tokens * rank // ranks, tokens * (rank + 1) // ranks)
+def piece(lengths, cp, tp, rank):
+    bounds = torch.ops.sluice_bench.piece_bounds(lengths, cp, tp)
+    return slice(bounds[rank], bounds[rank + 1])
 
 
 def differentiate(x, weights, grad, lengths, cp=1, tp=1):
@@ -46,7 +47,7 @@ def errors(rank, cp, tp, hidden=256):
     on_gpu = lambda tensors: [t.to(layer.DEVICE) for t in tensors]
     whole = on_gpu(weights)
     alone = differentiate(x.to(layer.DEVICE), whole, grad.to(layer.DEVICE), lengths)
-    rows = piece(sum(lengths), cp * tp, rank)
+    rows = piece(lengths, cp, tp, rank)
     pieces = torch.ops.sluice_bench.pieces(whole, KEY_HEADS, VALUE_HEADS, cp, tp)
     got = differentiate(x[rows].to(layer.DEVICE), pieces, grad[rows].to(layer.DEVICE), lengths, cp, tp)
     got[2:] = torch.ops.sluice_bench.sum_gradients(got[2:], KEY_HEADS, VALUE_HEADS, cp, tp)
@@ -64,7 +65,7 @@ def time(rank, tokens, cp, tp):
     if cp * tp > 1:
         weights = torch.ops.sluice_bench.pieces([w.detach() for w in weights], KEY_HEADS, VALUE_HEADS, cp, tp)
         weights = [w.requires_grad_() for w in weights]
-    rows = piece(tokens, cp * tp, rank if cp * tp > 1 else 0)
+    rows = piece([tokens], cp, tp, rank if cp * tp > 1 else 0)
     x = torch.randn(rows.stop - rows.start, layer.HIDDEN, device=layer.DEVICE, dtype=layer.TYPE, requires_grad=True)
     grad = torch.randn_like(x)
 

@@ -388,6 +388,13 @@ def test_a_full_disk_leaves_no_half_export(sound, data, tmp_path, small_disk):
         assert list(disk.iterdir()) == []
 
 
+def test_a_disk_without_room_for_the_states_is_said(sound, data, small_disk):
+    disk = small_disk(200)
+    check_refused(sft(sound, data, disk / "run", "--mem.offload", "disk", "--quiet", check=False), RUNTIME,
+                  f"{disk / 'run'}: cannot make a file of", "GiB there: No space left on device")
+    assert leftovers(disk) == []
+
+
 def test_a_full_disk_costs_no_checkpoint(sound, data, tmp_path, small_disk):
     """A checkpoint has about 1.1 MB: the third does not fit. With room made, the run goes on as if nothing had been."""
     arguments = ["--data.seq_len", 32, "--train.tokens_per_step", 64, "--train.steps", 5, "--ckpt.interval", 1,

@@ -81,6 +81,14 @@ def test_adapters_need_no_gradients_of_the_model():
     assert full["training", "gradients"] == pytest.approx(2 * full["training", "parameters"], rel=1e-3)
 
 
+def test_masters_and_moments_may_lie_elsewhere():
+    here = planned("--preset", "qwen3_5-0.8b")
+    for offload, table in (("host", "on"), ("disk", "in")):
+        rows = planned("--preset", "qwen3_5-0.8b", "--offload", offload)
+        assert rows[table, "optimizer: masters and moments"] == here["training", "optimizer: masters and moments"]
+        assert rows["training", "optimizer: masters and moments"] == pytest.approx(3 * 4 * (16 << 20) / GIB, abs=1e-3)
+
+
 def test_what_is_computed_again_is_not_kept():
     plain, again = planned("--preset", "qwen3_5-0.8b"), planned("--preset", "qwen3_5-0.8b", "--recompute")
     assert again["training", "activations and gradients of a row"] < 0.6 * plain["training", "activations and gradients of a row"]
@@ -141,6 +149,15 @@ def test_the_ngram_table_stays_in_the_file():
     rows = planned("--preset", "qwen3_8_flash_next-125b-a6b", "--seq_len", 256)
     assert rows["read", "n-gram table"] == pytest.approx(320001536 * 160 * 2 / GIB, abs=1e-3)
     assert rows["sampling", "parameters"] == pytest.approx(125.74e9 * 2 / GIB, rel=1e-3)
+    rank = planned("--preset", "qwen3_8_flash_next-125b-a6b", "--seq_len", 256, "--gpus", 64, "--parallel.ep", 16)
+    assert rank["read", "n-gram table"] == pytest.approx(rows["read", "n-gram table"] / 16, abs=1e-3)
+
+
+def test_sums_of_gradients_may_lie_on_their_owners_alone():
+    arguments = ["--preset", "qwen3_5-4b", "--seq_len", 1024, "--tokens_per_step", 16 * 1024, "--gpus", 8]
+    held, owned = training_rows(*arguments), training_rows(*arguments, "--parallel.shard_gradients")
+    assert owned[2] == pytest.approx(held[2] / 8, rel=1e-3)
+    assert sum(owned) < sum(held) - 0.6 * held[2]   # what is under way is a few buckets
 
 
 def test_one_model_is_asked_for():

@@ -191,13 +191,15 @@ def test_a_resumed_run_equals_an_unbroken_one(model, data, tmp_path):
         assert same_bits(*states), kind
 
 
-def test_a_run_killed_at_any_instant_ends_as_an_unbroken_one(model, data, tmp_path):
+@pytest.mark.parametrize("offload", ["off", "disk"])
+def test_a_run_killed_at_any_instant_ends_as_an_unbroken_one(offload, model, data, tmp_path):
     arguments = [*BATCHES, *SCHEDULE, "--train.steps", 40, "--ckpt.interval", 3]
     begin = time.monotonic()
     sft(model, data, tmp_path / "unbroken", *arguments)
     whole = time.monotonic() - begin
     killed = tmp_path / "killed"
-    command = [program("sluice"), *map(str, sft_arguments(model, data, killed, *arguments, "--ckpt.resume", "auto"))]
+    command = [program("sluice"), *map(str, sft_arguments(model, data, killed, *arguments, "--ckpt.resume", "auto",
+                                                          "--mem.offload", offload))]
     draw, kills = random.Random(7), 0
     while kills < 8:
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -239,6 +241,22 @@ def test_recompute_gives_the_same_bits(model, data, tmp_path):
     sft(model, data, tmp_path / "again", *TEN_STEPS, "--mem.recompute")
     assert curve(tmp_path / "kept") == curve(tmp_path / "again")
     assert same_bits(exported(tmp_path / "kept"), exported(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("offload", ["host", "disk"])
+def test_states_that_lie_elsewhere_give_the_same_bits(offload, model, data, tmp_path):
+    """bfloat16, whose masters are states too; checkpoints that either kind of run goes on from."""
+    arguments = [*TEN_STEPS, "--ckpt.interval", 4]
+    sft(model, data, tmp_path / "here", *arguments, dtype="bfloat16")
+    sft(model, data, tmp_path / "there", *arguments, "--mem.offload", offload, dtype="bfloat16")
+    assert partial_names(tmp_path / "there") == []
+    for kind in ("master", "exp_avg", "exp_avg_sq"):
+        here, there = (load_file(tmp_path / run / "checkpoints" / "step_8" / f"{kind}.safetensors") for run in ("here", "there"))
+        assert same_bits(here, there), kind
+    shutil.rmtree(tmp_path / "there" / "checkpoints" / "step_10")
+    sft(model, data, tmp_path / "there", *arguments, "--mem.offload", offload, "--ckpt.resume", "auto", dtype="bfloat16")
+    assert curve(tmp_path / "here") == curve(tmp_path / "there")
+    assert same_bits(exported(tmp_path / "here"), exported(tmp_path / "there"))
 
 
 def test_a_changed_setting_is_refused_and_listed(model, data, tmp_path):

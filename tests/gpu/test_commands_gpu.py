@@ -75,11 +75,13 @@ def test_a_killed_run_ends_as_an_unbroken_one(model, data, tmp_path):
     assert same_bits(exported(out), exported(tmp_path / "unbroken"))
 
 
-def test_recompute_gives_the_same_bits(model, data, tmp_path):
+@pytest.mark.parametrize("saving", [["--mem.recompute"], ["--mem.offload", "host"], ["--mem.offload", "disk"]])
+def test_less_memory_gives_the_same_bits(saving, model, data, tmp_path):
     arguments = [*STEPS, "--train.steps", 4, *GPU]
-    sft(model, data, tmp_path / "kept", *arguments, dtype="bfloat16")
-    sft(model, data, tmp_path / "again", *arguments, "--mem.recompute", dtype="bfloat16")
-    assert curve(tmp_path / "kept") == curve(tmp_path / "again")
+    sft(model, data, tmp_path / "plain", *arguments, dtype="bfloat16")
+    sft(model, data, tmp_path / "saving", *arguments, *saving, dtype="bfloat16")
+    assert curve(tmp_path / "plain") == curve(tmp_path / "saving")
+    assert same_bits(exported(tmp_path / "plain"), exported(tmp_path / "saving"))
 
 
 def score(model, records, folder, *more):

@@ -25,6 +25,7 @@ struct PlanOptions {
   std::vector<std::string> lora_targets = LoraOptions().targets;
   MtpTraining mtp = MtpTraining::kOff;
   bool recompute = false;
+  Offload offload = Offload::kOff;
   std::int64_t sequences = 1;
   std::int64_t gpus = 1;
   ParallelOptions parallel;
@@ -39,6 +40,7 @@ struct PlanOptions {
     option("lora_targets", lora_targets, "as lora.targets of sft");
     option("mtp", mtp, "as train.mtp of sft", {.choices = {"off", "joint", "only"}});
     option("recompute", recompute, "as mem.recompute of sft");
+    option("offload", offload, "as mem.offload of sft", {.choices = {"off", "host", "disk"}});
     option("gpus", gpus, "processes that share the training, each with a GPU of its own", {.min = 1});
     option("parallel", parallel, "how they share it, as of sft");
     option("sequences", sequences, "sequences that are sampled at once", {.min = 1});

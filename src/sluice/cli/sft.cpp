@@ -15,19 +15,11 @@
 namespace sluice {
 namespace {
 
-// What needs the values of a whole row, or of a whole parameter, beside each other.
-void check_lora(const LoraOptions& lora, const Mesh& mesh) {
-  if (lora.dropout > 0 && mesh.sequence().size() > 1) {
-    fail_usage("lora.dropout needs whole rows: give parallel.tp = 1 and parallel.cp = 1, or lora.dropout = 0");
-  }
-}
-
 ExitCode train(const SftOptions& options, const Invocation& invocation, LoadedModel& loaded, const Mesh& mesh) {
   if (mesh.world().rank() == 0) check_run_folder(options.run, options.ckpt);
   barrier(mesh.world());  // before the others read anything
   const auto parameters = loaded.model.parameters();
   check_splits(parameters, mesh.tp().size(), mesh.ep().size());
-  if (options.lora.wanted()) check_lora(options.lora, mesh);
   load_values(loaded, std::nullopt, place_of(mesh));
   loaded.model.decoder->set_mesh(mesh);
   const auto seed = static_cast<std::uint64_t>(options.seed);

@@ -22,7 +22,7 @@ TrainedAdapters adapt(const LoraOptions& lora, LoadedModel& loaded, std::uint64_
   }
   settings.dropout = lora.dropout;
   for (auto* parameter : lora_parameters(parameters)) parameter->value = parameter->value.to(loaded.device.device);
-  return {settings, share_dropout(parameters, lora.dropout, seed)};
+  return {settings, share_dropout(parameters, lora.dropout, seed, place_of(mesh))};
 }
 
 void export_run(const std::filesystem::path& run, const LoadedModel& loaded,

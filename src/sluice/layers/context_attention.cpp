@@ -38,8 +38,8 @@ Tensor attend_in_pack(const Tensor& q, const KeysAndValues& all, const PackPiece
 
 }  // namespace
 
-Zigzag::Zigzag(std::int64_t tokens, const Group& group)
-    : tokens_(tokens), group_(group), sent_(group.size()), received_(group.size()) {
+Zigzag::Zigzag(std::vector<std::int64_t> bounds, const Group& group)
+    : bounds_(std::move(bounds)), group_(group), sent_(group.size()), received_(group.size()) {
   const auto own = 2 * group.rank();
   for (const auto i : {own, own + 1}) sent_[holder(i)] += chunk(i).count;
   for (const auto i : {group.rank(), 2 * group.size() - 1 - group.rank()}) received_[i / 2] += chunk(i).count;
@@ -47,8 +47,8 @@ Zigzag::Zigzag(std::int64_t tokens, const Group& group)
 }
 
 Zigzag::Chunk Zigzag::chunk(std::int64_t i) const {
-  const auto first = piece_begin(tokens_, 2 * group_.size(), i);
-  return {first, piece_begin(tokens_, 2 * group_.size(), i + 1) - first};
+  const auto first = bounds_[i / 2], count = bounds_[i / 2 + 1] - first, half = i % 2;
+  return {first + piece_begin(count, 2, half), piece_begin(count, 2, half + 1) - piece_begin(count, 2, half)};
 }
 
 std::int64_t Zigzag::holder(std::int64_t chunk) const { return std::min(chunk, 2 * group_.size() - 1 - chunk); }
@@ -86,7 +86,7 @@ Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, cons
   const KeysAndValues all{both.select(1, 0), both.select(1, 1)};
   if (blocks.chosen) return attend_in_pack(q, all, own, blocks, pack, scale);
 
-  const Zigzag zigzag(pieces.back().first + pieces.back().count, ranks);
+  const Zigzag zigzag(piece_bounds(pack.lengths, ranks.size(), 1), ranks);
   const auto queries = zigzag.to_chunks(q);
   std::vector<Tensor> outs;
   std::int64_t row = 0;

@@ -11,12 +11,13 @@
 
 namespace sluice {
 
-// Of 2 n chunks of a pack, rank c of n holds 2 c and 2 c + 1. Late queries see more keys than early ones, so for
-// attention it takes chunks c and 2 n - 1 - c instead: all ranks then have as much to do (zigzag order; Megatron-LM's
-// and ring attention's balance). One exchange there, one back. Lengths need not divide.
+// Each rank's piece of a pack is two chunks: of 2 n chunks, rank c of n holds 2 c and 2 c + 1. Late queries see more
+// keys than early ones, so for attention it takes chunks c and 2 n - 1 - c instead: all ranks then have as much to do
+// (zigzag order; Megatron-LM's and ring attention's balance). One exchange there, one back. Lengths need not divide.
 class Zigzag {
  public:
-  Zigzag(std::int64_t tokens, const Group& group);
+  // `bounds` [n + 1]: where the pieces begin, and where the last ends.
+  Zigzag(std::vector<std::int64_t> bounds, const Group& group);
 
   // x [tokens of the rank's piece, ..] to [tokens of its two chunks, ..], and back. Differentiable.
   Tensor to_chunks(const Tensor& x) const;
@@ -33,7 +34,7 @@ class Zigzag {
   Chunk chunk(std::int64_t i) const;
   std::int64_t holder(std::int64_t chunk) const;
 
-  std::int64_t tokens_;
+  std::vector<std::int64_t> bounds_;
   const Group& group_;
   std::vector<std::int64_t> sent_, received_;  // rows to and from each rank on the way to the chunks
   bool turned_;                                // the piece's second chunk goes to the lower rank

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/expert_exchange.h"
 
+#include <cmath>
+
+#include "sluice/layers/split.h"
 #include "sluice/parallel/collectives.h"
 
 namespace sluice {
@@ -26,8 +29,15 @@ ExpertExchange::ExpertExchange(const Routing& routing, std::int64_t experts, con
   const auto token = at::arange(tokens_, routing.experts.options()).repeat_interleave(top_k);  // of each visit
   const auto expert = routing.experts.flatten();
   const auto weight = routing.weights.flatten();
-  if (ranks == 1) {
-    lines_ = {.rows = token, .experts = expert, .weights = weight};
+  if (ranks == 1 || expert.is_meta()) lines_ = {.rows = token, .experts = expert, .weights = weight};
+  if (ranks == 1) return;
+  if (expert.is_meta()) {  // no choices are known: as if they were even, and a rank got as many lines as it gives
+    const auto missed = std::pow(1 - 1 / static_cast<double>(ranks), static_cast<double>(top_k));
+    const auto sent = std::llround(static_cast<double>(tokens_ * ranks) * (1 - missed));
+    sent_tokens_ = at::empty({sent}, expert.options());
+    for (std::int64_t i = 0; i < ranks; ++i)
+      sent_.push_back(piece_begin(sent, ranks, i + 1) - piece_begin(sent, ranks, i));
+    received_ = sent_;
     return;
   }
 

@@ -88,9 +88,7 @@ Tensor SparseMoe::forward(const Tensor& x, const ForwardContext& context) const 
     context.router_load->add(
         {.rows = x.size(0), .visits = routing.visits.to(kFloat), .probability = routing.probabilities.sum(0)});
   }
-  // Without values there is nothing to send: evenly routed, a rank gets as many lines as it gives.
-  const auto ranks = x.is_meta() ? Group() : context.mesh.ep();
-  return experts_.forward(x, routing, ranks) +
+  return experts_.forward(x, routing, context.mesh.ep()) +
          shared_expert_gate_.forward(x).sigmoid() * shared_expert_.forward(x, context);
 }
 

@@ -71,7 +71,7 @@ TEST(GatedAttention, QueriesChooseTheSameBlocksOnContextRanks) {
 TEST(Zigzag, TwoRanksHoldTheOuterAndTheInnerChunks) {
   run_ranks(2, [](const World& world) {
     const Mesh mesh(world, {.cp = 2});
-    const Zigzag zigzag(16, mesh.cp());
+    const Zigzag zigzag({0, 8, 16}, mesh.cp());
     const auto x = at::arange(16, kLong).narrow(0, 8 * world.rank(), 8);
     const auto chunks = zigzag.to_chunks(x);
     EXPECT_TRUE(chunks.equal(world.rank() == 0 ? at::tensor({0, 1, 2, 3, 12, 13, 14, 15}, kLong)
@@ -87,7 +87,7 @@ TEST(Zigzag, ThereAndBackIsTheIdentityForAnyLength) {
       for (const std::int64_t tokens : {1, 3, 16, 29}) {
         const auto first = piece_begin(tokens, ranks, world.rank()), end = piece_begin(tokens, ranks, world.rank() + 1);
         const auto x = at::arange(first, end, kLong);
-        const Zigzag zigzag(tokens, mesh.cp());
+        const Zigzag zigzag(piece_bounds(std::vector{tokens}, ranks, 1), mesh.cp());
         const auto chunks = zigzag.to_chunks(x);
         const auto early = zigzag.early(), late = zigzag.late();
         EXPECT_TRUE(chunks.equal(at::cat({at::arange(early.first, early.first + early.count, kLong),

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "sluice/layers/gated_delta_core.h"
 #include "sluice/layers/mesh_testing.h"
 
 namespace sluice {
@@ -25,6 +26,38 @@ LayerOnMesh gated_delta_net(std::int64_t kernel = 4) {
                 return static_cast<const GatedDeltaNet&>(module).forward(x, context, nullptr);
               },
           .width = 12};
+}
+
+// Context ranks' pieces begin where chunks of the recurrence do, so the state that the second rank begins with is the
+// one that was there without the cut, and its chunks are the same. What looks at each token alone rounds as before.
+TEST(GatedDeltaCore, TwoContextRanksGiveTheBitsOfOne) {
+  const GatedDeltaCoreSizes sizes{.num_key_heads = 2,
+                                  .num_value_heads = 4,
+                                  .key_head_dim = 16,
+                                  .value_head_dim = 8,
+                                  .rms_norm_eps = 1e-6,
+                                  .output_gate = GateActivation::kSilu};
+  const std::int64_t channels = 2 * 2 * 16 + 4 * 8;
+  for (const auto& lengths : std::vector<std::vector<std::int64_t>>{{600}, {100, 1, 499}, {280, 1, 300, 19}}) {
+    const auto pack = make_pack(lengths);
+    const auto draw = [](at::IntArrayRef shape, std::uint64_t seed) {
+      return at::randn(shape, mesh_testing::generator(seed));
+    };
+    const auto projection = draw({pack.positions.numel(), channels + 4 * 8 + 2 * 4}, 1);
+    const auto conv = draw({channels, 1, 4}, 2), A_log = draw({4}, 3), dt_bias = draw({4}, 4), norm = draw({8}, 5);
+    const auto core = [&](const Mesh& mesh) {
+      const auto split = split_tokens(lengths, mesh);
+      const auto own = projection.narrow(0, split.first, split.count);
+      return gated_delta_core(own, {conv, A_log, dt_bias, norm}, pack, mesh.cp(), sizes);
+    };
+    const auto want = core(one_process());
+    run_ranks(2, [&](const World& world) {
+      const Mesh mesh(world, {.cp = 2});
+      const auto split = split_tokens(lengths, mesh);
+      EXPECT_TRUE(core(mesh).equal(want.narrow(0, split.first, split.count)))
+          << "rank " << world.rank() << ", sequences " << c10::str(at::IntArrayRef(lengths));
+    });
+  }
 }
 
 // In float64, where a state that goes from rank to rank as A S + B is rounded some 10 times more than one that stays.

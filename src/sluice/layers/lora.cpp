@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/lora.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
+#include <cassert>
 #include <cmath>
 #include <set>
 
@@ -61,21 +62,43 @@ std::shared_ptr<LoraAdapter> make_adapter(const Parameter& parameter, std::int64
   return adapter;
 }
 
-// x without the elements that `name` drops in this pass, the others scaled up. Drawn on the CPU, so that every device
-// drops the same.
-Tensor drop(const Tensor& x, const LoraDropout& dropout, const std::string& name) {
+// A number that looks drawn, of any bits (the finaliser of SplitMix64; Steele, Lea, Flood 2014).
+std::uint64_t mixed(std::uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+  return bits ^ (bits >> 31);
+}
+
+// x [T, in] without the elements that the adapter with this A drops, the others scaled up. Drawn on the CPU, so that
+// every device drops the same.
+Tensor drop(const Tensor& x, const LoraDropout& dropout, const Parameter& A) {
   if (!dropout.pass || dropout.probability == 0) return x;
+  const auto rows = x.size(0), columns = x.size(1), width = A.shape.back();
+  const auto& tokens = dropout.tokens;
+  assert(rows == tokens.count || rows == tokens.context_count);
+  const auto first_token = rows == tokens.count ? tokens.first : tokens.context_first;
+  const auto first_column = boxes_of(A, dropout.place)[0].column;
   const auto pass = XXH3_64bits_withSeed(&*dropout.pass, sizeof(*dropout.pass), dropout.seed);
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(XXH3_64bits_withSeed(name.data(), name.size(), pass));
-  const auto keep = 1 - dropout.probability;
-  const auto mask = at::empty(x.sizes(), at::TensorOptions().dtype(kFloat)).bernoulli_(keep, generator).div_(keep);
+  const auto key = XXH3_64bits_withSeed(A.name.data(), A.name.size(), pass);
+  const auto keep = static_cast<float>(1 - dropout.probability);
+  const auto mask = at::empty({rows, columns}, kFloat);
+  auto* const out = mask.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (auto row = begin; row < end; ++row) {
+      const auto element = static_cast<std::uint64_t>((first_token + row) * width + first_column);
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const auto drawn = mixed(key + 0x9e3779b97f4a7c15 * (element + static_cast<std::uint64_t>(c) + 1));
+        out[row * columns + c] = static_cast<float>(drawn >> 40) * 0x1p-24F < keep ? 1 / keep : 0;
+      }
+    }
+  });
   return x * mask.to(x.device(), x.scalar_type());
 }
 
 }  // namespace
 
 Tensor LoraAdapter::add_to(const Tensor& y, const Tensor& x, const Project& down, const Project& up) const {
-  return y + up(scale * down(drop(x, *dropout, A.name), A.value), B.value);
+  return y + up(scale * down(drop(x, *dropout, A), A.value), B.value);
 }
 
 Tensor LoraAdapter::product() const { return scale * at::matmul(B.value.to(kFloat), A.value.to(kFloat)); }
@@ -100,8 +123,8 @@ void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& set
 }
 
 std::shared_ptr<LoraDropout> share_dropout(const std::vector<Parameter*>& parameters, double probability,
-                                           std::uint64_t seed) {
-  auto dropout = std::make_shared<LoraDropout>(LoraDropout{.probability = probability, .seed = seed});
+                                           std::uint64_t seed, const MeshPlace& place) {
+  auto dropout = std::make_shared<LoraDropout>(LoraDropout{.probability = probability, .seed = seed, .place = place});
   for (auto* parameter : parameters) {
     if (!parameter->adapter) continue;
     if (probability > 0 && is_experts(*parameter)) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sluice/layers/parameter.h"
+#include "sluice/layers/token_split.h"
 
 namespace sluice {
 
@@ -19,11 +20,14 @@ struct LoraSettings {
 };
 
 // Which inputs the adapters of a model drop: another part in each numbered forward pass of a run, and the same when a
-// pass is computed again in backward.
+// pass is computed again in backward. Whether an element is dropped follows from its token, column and adapter alone,
+// so every layout of a mesh drops the same.
 struct LoraDropout {
   double probability = 0;
   std::uint64_t seed = 0;                  // of the run
+  MeshPlace place = {};                    // of this rank
   std::optional<std::uint64_t> pass = {};  // none: nothing is dropped
+  TokenSplit tokens = {};                  // of the pass, which has the rank's own tokens or its tensor ranks'
 };
 
 // The adapter of one parameter, with names after it: "model.layers.0.mlp.up_proj.lora_A.weight".
@@ -55,7 +59,7 @@ void add_lora(const std::vector<Parameter*>& parameters, const LoraSettings& set
 // Gives all adapters one dropout, which the trainer then numbers the passes of. Usage error for a part above 0 where
 // routed experts have adapters: PEFT's have none.
 std::shared_ptr<LoraDropout> share_dropout(const std::vector<Parameter*>& parameters, double probability,
-                                           std::uint64_t seed);
+                                           std::uint64_t seed, const MeshPlace& place = {});
 
 // While it lives, the adapters of these parameters are off: the model is its base.
 class WithoutAdapters {

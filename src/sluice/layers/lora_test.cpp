@@ -37,6 +37,16 @@ std::vector<std::string> adapted(const Model& model) {
   return names;
 }
 
+// Of a rank that has `count` tokens, and its tensor ranks together `context_count`.
+TokenSplit tokens_at(std::int64_t first, std::int64_t count, std::int64_t context_first, std::int64_t context_count) {
+  TokenSplit tokens;
+  tokens.first = first;
+  tokens.count = count;
+  tokens.context_first = context_first;
+  tokens.context_count = context_count;
+  return tokens;
+}
+
 TEST(Lora, AnAdaptedProjectionAddsItsProductAndBeginsAsItWas) {
   Model model;
   const auto& projection = *model.projections[0];
@@ -101,6 +111,7 @@ TEST(Lora, DropoutFollowsThePassAndKeepsTheMean) {
   adapter.B.value = at::ones({5, 2}, at::kDouble);
   const auto& projection = *model.projections[0];
   const auto x = at::ones({4000, 6}, at::kDouble), plain = projection.forward(x);
+  dropout->tokens = tokens_at(0, 4000, 0, 4000);
   const auto pass = [&](std::uint64_t number) {
     dropout->pass = number;
     return projection.forward(x);
@@ -113,6 +124,33 @@ TEST(Lora, DropoutFollowsThePassAndKeepsTheMean) {
   EXPECT_NEAR(((first - plain).mean() / (adapter.scale * 12)).item<double>(), 0, 5 * 0.0038);
   dropout->pass.reset();
   EXPECT_TRUE(projection.forward(x).equal(plain));
+}
+
+// A rank that has some of the tokens and columns drops what one process drops of them.
+TEST(Lora, EveryLayoutDropsTheSame) {
+  const auto x = at::randn({30, 6}, kDouble), A = at::randn({2, 6}, kDouble), B = at::randn({5, 2}, kDouble);
+  const auto project = [&](const MeshPlace& place, const TokenSplit& tokens, const Tensor& own) {
+    const Linear linear(5, 6, 1, Split::anywhere(1));
+    auto& weight = *linear.parameters()[0];
+    add_lora({&weight}, {.rank = 2, .targets = {"weight"}}, kDouble, 5);
+    weight.value = at::zeros(local_shape(weight, place), kDouble);
+    weight.adapter->A.value = take_piece(A, weight.adapter->A, place);
+    weight.adapter->B.value = B;
+    const auto dropout = share_dropout({&weight}, 0.5, 5, place);
+    dropout->pass = 3;
+    dropout->tokens = tokens;
+    return linear.forward(own);
+  };
+  const auto want = project({}, tokens_at(0, 30, 0, 30), x);
+  const auto second_half = tokens_at(22, 8, 15, 15);
+  auto sum = at::zeros({15, 5}, kDouble);
+  for (const std::int64_t rank : {0, 1}) {
+    sum += project({.tensor = {rank, 2}}, second_half, x.narrow(0, 15, 15).narrow(1, 3 * rank, 3));
+  }
+  const auto bound = 1e-14 * want.abs().max().item<double>();  // sums of a few products in float64
+  EXPECT_LT((sum - want.narrow(0, 15, 15)).abs().max().item<double>(), bound);
+  const auto own = project({}, second_half, x.narrow(0, 22, 8));
+  EXPECT_LT((own - want.narrow(0, 22, 8)).abs().max().item<double>(), bound);
 }
 
 TEST(Lora, AnAdapterOfAnotherShapeIsRefused) {

@@ -56,7 +56,7 @@ inline LayerOutcome run_layer(const LayerOnMesh& layer, const std::vector<std::i
   const auto tokens = pack.positions.numel();
   const auto x = at::randn({tokens, layer.width}, generator(3), kDouble);
   const auto ids = at::randint(layer.vocab_size, {tokens}, generator(5), kLong);
-  const auto split = split_tokens(tokens, mesh);
+  const auto split = split_tokens(lengths, mesh);
   const auto own = x.narrow(0, split.first, split.count).clone().requires_grad_();
   const ForwardContext context{
       .pack = pack,

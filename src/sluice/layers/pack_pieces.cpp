@@ -27,13 +27,12 @@ PackPiece piece_of(const Pack& pack, std::int64_t first, std::int64_t count) {
   return piece;
 }
 
-std::vector<PackPiece> pieces_of(const Pack& pack, std::int64_t ranks) {
-  if (ranks == 1) return {{.count = pack.positions.numel(), .lengths = pack.lengths}};
-  const auto tokens = std::accumulate(pack.lengths.begin(), pack.lengths.end(), std::int64_t{0});
+std::vector<PackPiece> pieces_of(const Pack& pack, std::int64_t context_ranks, std::int64_t tensor_ranks) {
+  if (context_ranks * tensor_ranks == 1) return {{.count = pack.positions.numel(), .lengths = pack.lengths}};
+  const auto bounds = piece_bounds(pack.lengths, context_ranks, tensor_ranks);
   std::vector<PackPiece> pieces;
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    const auto first = piece_begin(tokens, ranks, rank);
-    pieces.push_back(piece_of(pack, first, piece_begin(tokens, ranks, rank + 1) - first));
+  for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+    pieces.push_back(piece_of(pack, bounds[i], bounds[i + 1] - bounds[i]));
   }
   return pieces;
 }

@@ -22,8 +22,8 @@ struct PackPiece {
 
 PackPiece piece_of(const Pack& pack, std::int64_t first, std::int64_t count);
 
-// As split_tokens() cuts a pack: by context rank, and by context and tensor rank.
-std::vector<PackPiece> pieces_of(const Pack& pack, std::int64_t ranks);
+// As split_tokens() cuts a pack: by context rank, or by context and tensor rank.
+std::vector<PackPiece> pieces_of(const Pack& pack, std::int64_t context_ranks, std::int64_t tensor_ranks = 1);
 
 // [n + 1] int32 on the pack's device: 0, then the end of each of these lengths. Of all of the pack's, the pack's own.
 Tensor cu_seqlens_of(const Pack& pack, const std::vector<std::int64_t>& lengths);

@@ -9,6 +9,7 @@
 
 #include "sluice/kernels/causal_conv/causal_conv.h"
 #include "sluice/layers/slots.h"
+#include "sluice/parallel/collectives.h"
 
 namespace sluice {
 namespace {
@@ -110,9 +111,15 @@ NgramEmbedding::NgramEmbedding(const NgramHashSizes& sizes, std::int64_t embeddi
                       .init = Init::normal(initializer_range)})) {}
 
 Tensor NgramEmbedding::forward(const Tensor& tokens, const Pack& pack, const PackPiece& piece, Tensor* history,
-                               const at::TensorOptions& activations) const {
-  // Without values there are no rows to find.
-  if (tokens.is_meta()) return at::empty({piece.count, table_.shape[1] * hash_.heads()}, activations);
+                               const at::TensorOptions& activations, const Group& readers) const {
+  if (tokens.is_meta()) {  // there are no rows to find
+    const auto found = at::empty({piece.count, table_.shape[1] * hash_.heads()}, activations);
+    std::vector<std::int64_t> even;
+    for (std::int64_t i = 0; i < readers.size(); ++i) {
+      even.push_back(piece_begin(piece.count, readers.size(), i + 1) - piece_begin(piece.count, readers.size(), i));
+    }
+    return all_to_all_rows(found, even, even, readers);
+  }
   const auto ids = tokens.to(at::kCPU).contiguous();
   const auto* token = ids.const_data_ptr<std::int64_t>() + piece.first;
   const auto context = hash_.context(), heads = hash_.heads();
@@ -131,9 +138,37 @@ Tensor NgramEmbedding::forward(const Tensor& tokens, const Pack& pack, const Pac
     token += length;
     if (past != nullptr) std::copy(sequence.end() - context, sequence.end(), past);
   }
+  const auto found = readers.size() == 1 ? read(rows, activations) : read_by_ranks(rows, activations, readers);
+  return found.view({piece.count, table_.shape[1] * heads});
+}
+
+Tensor NgramEmbedding::read(const std::vector<std::int64_t>& rows, const at::TensorOptions& activations) const {
   const auto pieces = table_.value.defined() ? std::vector{table_.value} : table_.pieces;
-  const auto found = gather_rows(pieces, rows).view({piece.count, table_.shape[1] * heads});
+  const auto found = gather_rows(pieces, rows);
   return (table_.stored_scale == 1 ? found : found.to(kFloat) * table_.stored_scale).to(activations);
+}
+
+// Numbers go to the ranks that read them, rows come back.
+Tensor NgramEmbedding::read_by_ranks(const std::vector<std::int64_t>& rows, const at::TensorOptions& activations,
+                                     const Group& readers) const {
+  const auto numbers = at::tensor(rows, kLong);
+  std::vector<std::int64_t> ends;
+  for (std::int64_t rank = 1; rank < readers.size(); ++rank) {
+    ends.push_back(piece_begin(table_.shape[0], readers.size(), rank));
+  }
+  const auto reader = at::bucketize(numbers, at::tensor(ends, kLong), /*out_int32=*/false, /*right=*/true);
+  const auto order = reader.argsort(/*stable=*/true);
+  const auto counts = reader.bincount({}, readers.size());
+  const std::vector<std::int64_t> asks(counts.const_data_ptr<std::int64_t>(),
+                                       counts.const_data_ptr<std::int64_t>() + counts.numel());
+  std::vector<std::int64_t> asked;
+  for (const auto& its : all_gather_numbers(asks, readers)) asked.push_back(its[readers.rank()]);
+  const auto wanted = all_to_all_rows(numbers.index_select(0, order), asks, asked, readers);
+  const auto* first = wanted.const_data_ptr<std::int64_t>();
+  const auto found = read(std::vector<std::int64_t>(first, first + wanted.numel()), activations);
+  const auto back = all_to_all_rows(found, asked, asks, readers);
+  const auto place = at::empty_like(order).scatter_(0, order, at::arange(order.numel(), order.options()));
+  return back.index_select(0, place.to(back.device()));
 }
 
 PerLayerEmbedding::PerLayerEmbedding(const PerLayerEmbeddingSizes& s)
@@ -154,10 +189,10 @@ Tensor PerLayerEmbedding::forward(const Tensor& streams, const ForwardContext& c
   auto* cache = static_cast<PerLayerEmbeddingState*>(state);
   const auto& pack = context.pack;
   const auto& ranks = context.mesh.sequence();
-  const auto pieces = pieces_of(pack, ranks.size());
+  const auto pieces = pieces_of(pack, context.mesh.cp().size(), context.mesh.tp().size());
   const auto& own = pieces[ranks.rank()];
-  const auto e = ple_embedding_.forward(context.tokens, pack, own, cache ? &cache->history : nullptr,
-                                        streams.options());                                        // [T, Pe]
+  const auto e = ple_embedding_.forward(context.tokens, pack, own, cache ? &cache->history : nullptr, streams.options(),
+                                        context.mesh.ep());                                        // [T, Pe]
   const auto key = norm_key_.forward(key_proj_.forward(e)), query = norm_query_.forward(streams);  // [T, n, D]
   const auto score = (key * query).sum(2, /*keepdim=*/true) / std::sqrt(static_cast<double>(sizes_.hidden_size));
   const auto gate = (score.abs().clamp_min(1e-6).sqrt() * score.sign()).sigmoid();  // [T, n, 1]

@@ -10,20 +10,27 @@
 namespace sluice {
 
 // Rows of a hashed n-gram table for each token, side by side. The table is frozen and stays where it is stored: only
-// the rows that are asked for are read, out of the mapped file or the host's memory. So each rank of a mesh reads its
-// own tokens' rows; what processes of one machine map of a file, they share. Pe embedding size.
+// the rows that are asked for are read, out of the mapped file or the host's memory. Of a mesh, each expert rank reads
+// a part of the rows for all: so much of the file comes into its machine's memory, where processes share it. Pe
+// embedding size.
 class NgramEmbedding : public Module {
  public:
   NgramEmbedding(const NgramHashSizes& hash, std::int64_t embedding_size, double initializer_range);
 
   // Pe values for each token of a piece of the pack, [T, Pe]; `tokens` are of the whole pack, `activations`: their
-  // dtype and device. A sequence begins after an end of sequence, whatever stands before it in the pack; one that
-  // continues a slot has the `history` [slots, N - 1] int64 before it, which is updated and lies in the host's memory.
+  // dtype and device. The ranks that `readers` holds call it together, each for its own piece. A sequence begins after
+  // an end of sequence, whatever stands before it in the pack; one that continues a slot has the `history` [slots, N -
+  // 1] int64 before it, which is updated and lies in the host's memory.
   Tensor forward(const Tensor& tokens, const Pack& pack, const PackPiece& piece, Tensor* history,
-                 const at::TensorOptions& activations) const;
+                 const at::TensorOptions& activations, const Group& readers) const;
   const NgramHash& hash() const { return hash_; }
 
  private:
+  // The rows of these numbers, [R, Pe / heads].
+  Tensor read(const std::vector<std::int64_t>& rows, const at::TensorOptions& activations) const;
+  Tensor read_by_ranks(const std::vector<std::int64_t>& rows, const at::TensorOptions& activations,
+                       const Group& readers) const;
+
   NgramHash hash_;
   Parameter &layer_multipliers_, &ngram_heads_vocab_sizes_, &ngram_heads_offsets_;  // the hash's constants, int64
   Parameter& table_;                                                                // [rows, Pe / heads]

@@ -50,5 +50,13 @@ TEST(PerLayerEmbedding, PiecesMayBeShorterThanTheConvolutionReachesOrEmpty) {
   expect_same_on_mesh(per_layer_embedding(), {3}, {.cp = 2, .tp = 2}, kBound);
 }
 
+TEST(PerLayerEmbedding, RanksReadPartsOfTheTableForEachOther) {
+  for (const auto& sizes :
+       std::vector<MeshSizes>{{.cp = 2, .ep = 2}, {.cp = 4, .ep = 2}, {.cp = 2, .tp = 2, .ep = 2}}) {
+    expect_same_on_mesh(per_layer_embedding(), {5, 30, 1, 9}, sizes, kBound);
+    expect_same_on_mesh(per_layer_embedding(), {1}, sizes, kBound);  // ranks without a token read for the others
+  }
+}
+
 }  // namespace
 }  // namespace sluice

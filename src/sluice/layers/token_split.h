@@ -3,9 +3,14 @@
 // holds number c tp + t of the residual (sequence parallelism, Korthikanti et al. 2022, arXiv 2205.05198): what looks
 // at each token alone works on those. What needs more takes the tokens of its tensor ranks together, and gives each its
 // part of what the ranks' heads or columns sum up to.
+//
+// A cut between context ranks that falls into a sequence lies a multiple of 64 tokens from the sequence's beginning,
+// the nearest to an even cut. The recurrence works on chunks of 64 tokens, or a divisor: so they are the same as
+// without the cut, and so are the bits that come of them. Packs of less than 256 tokens a context rank are cut evenly.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sluice/core/tensor.h"
@@ -20,6 +25,11 @@ struct TokenSplit {
   std::vector<std::int64_t> context_rows;             // of each context rank
   std::vector<std::int64_t> piece_rows;               // of each of the cp x tp pieces
 };
-TokenSplit split_tokens(std::int64_t tokens, const Mesh& mesh);
+// Of sequences of these lengths, one behind the other.
+TokenSplit split_tokens(std::span<const std::int64_t> lengths, const Mesh& mesh);
+
+// Where each of the cp x tp pieces begins; then where the last ends.
+std::vector<std::int64_t> piece_bounds(std::span<const std::int64_t> lengths, std::int64_t context_ranks,
+                                       std::int64_t tensor_ranks);
 
 }  // namespace sluice

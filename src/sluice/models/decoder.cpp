@@ -139,7 +139,7 @@ ForwardContext Decoder::context(const Tensor& tokens, const Pack& pack) const {
           .tokens = tokens,
           .rotary = rotary_table(pack.positions, rotary_parts_.theta, rotary_parts_.dim),
           .mesh = *mesh_,
-          .split = split_tokens(tokens.numel(), *mesh_)};
+          .split = split_tokens(pack.lengths, *mesh_)};
 }
 
 Tensor Decoder::embed(const ForwardContext& context) const { return embed_tokens_.forward(context.tokens, context); }

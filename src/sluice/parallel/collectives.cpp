@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "sluice/parallel/communicator.h"
+#include "sluice/parallel/paper_exchanges.h"
 
 namespace sluice {
 namespace {
@@ -27,9 +28,21 @@ bool are_equal(Rows rows) {
   return std::ranges::all_of(rows, [&](auto r) { return r == rows[0]; });
 }
 
-// On paper there is nothing to send.
-void run(const Group& group, const char* name, at::Device device, const Communicator::Exchange& exchange) {
-  if (!device.is_meta()) group.communicator().run(name, device, exchange);
+// What leaves each member when `all` goes once around the group.
+void note_on_paper(const Group& group, const Tensor& all, bool beside) {
+  const auto size = static_cast<double>(group.size());
+  PaperExchanges::note(group, static_cast<double>(all.nbytes()) * (size - 1) / size, beside);
+}
+
+// An exchange in which `all` goes `rounds` times around. On paper there is nothing to send.
+void run(const Group& group, const char* name, const Tensor& all, const Communicator::Exchange& exchange,
+         int rounds = 1) {
+  if (all.is_meta()) {
+    for (int i = 0; i < rounds; ++i) note_on_paper(group, all, /*beside=*/false);
+    return;
+  }
+  const auto& communicator = group.communicator();
+  communicator.wait(name, *communicator.start(name, all.device(), exchange));
 }
 
 // Backends exchange as many rows with each member: shorter parts are padded to the longest.
@@ -44,18 +57,19 @@ Tensor gather(const Tensor& x, Rows rows, const Group& group) {
     own.narrow(0, 0, x.size(0)).copy_(x);
     own.narrow(0, x.size(0), longest - x.size(0)).zero_();
   }
-  run(group, "all-gather", x.device(), [&](c10d::Backend& backend) { return backend._allgather_base(all, own); });
+  run(group, "all-gather", all, [&](c10d::Backend& backend) { return backend._allgather_base(all, own); });
   if (are_equal(rows)) return all;
   std::vector<Tensor> parts;
   for (std::int64_t i = 0; i < group.size(); ++i) parts.push_back(all.narrow(0, i * longest, rows[i]));
   return at::cat(parts);
 }
 
-Tensor reduce_scatter(const Tensor& x, Rows rows, const Group& group) {
+std::function<Tensor()> start_reduce_scatter(const Tensor& x, Rows rows, const Group& group, bool beside) {
   assert(x.size(0) == sum(rows));
   const auto longest = std::ranges::max(rows);
   auto own = with_rows(x, longest);
-  if (own.numel() == 0) return own;
+  const auto result = own.narrow(0, 0, rows[group.rank()]);
+  if (own.numel() == 0) return [result] { return result; };
   auto all = x.contiguous();
   if (!are_equal(rows)) {
     all = with_rows(x, longest * group.size()).zero_();
@@ -64,26 +78,38 @@ Tensor reduce_scatter(const Tensor& x, Rows rows, const Group& group) {
       all.narrow(0, i * longest, rows[i]).copy_(x.narrow(0, begin, rows[i]));
     }
   }
-  run(group, "reduce-scatter", x.device(),
-      [&](c10d::Backend& backend) { return backend._reduce_scatter_base(own, all); });
-  return own.narrow(0, 0, rows[group.rank()]);
+  if (all.is_meta()) {
+    note_on_paper(group, all, beside);
+    return [result, all] { return result; };
+  }
+  constexpr auto kName = "reduce-scatter";
+  auto work = group.communicator().start(
+      kName, x.device(), [&](c10d::Backend& backend) { return backend._reduce_scatter_base(own, all); });
+  return [group, result, all, work = std::move(work)] {
+    group.communicator().wait(kName, *work);
+    return result;
+  };
+}
+
+Tensor reduce_scatter(const Tensor& x, Rows rows, const Group& group) {
+  return start_reduce_scatter(x, rows, group, /*beside=*/false)();
 }
 
 Tensor all_to_all(const Tensor& x, Rows send, Rows receive, const Group& group) {
   assert(x.size(0) == sum(send));
   auto in = x.contiguous(), out = with_rows(x, sum(receive));
   Counts sent(send.begin(), send.end()), received(receive.begin(), receive.end());
-  run(group, "all-to-all", x.device(),
-      [&](c10d::Backend& backend) { return backend.alltoall_base(out, in, received, sent); });
+  run(group, "all-to-all", in, [&](c10d::Backend& backend) { return backend.alltoall_base(out, in, received, sent); });
   return out;
 }
 
 Tensor reduce(const Tensor& x, c10d::ReduceOp::RedOpType operation, const Group& group) {
   auto result = x.clone(at::MemoryFormat::Contiguous);
-  run(group, "all-reduce", x.device(), [&](c10d::Backend& backend) {
+  const auto exchange = [&](c10d::Backend& backend) {
     std::vector<Tensor> tensors{result};
     return backend.allreduce(tensors, {.reduceOp = operation});
-  });
+  };
+  run(group, "all-reduce", result, exchange, /*rounds=*/2);
   return result;
 }
 
@@ -130,6 +156,11 @@ Tensor reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group) {
       [=](const Tensor& grad) { return gather(grad, counts, group); });
 }
 
+std::function<Tensor()> start_reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group) {
+  if (group.size() == 1) return [x] { return x; };
+  return start_reduce_scatter(x, rows, group, /*beside=*/true);
+}
+
 Tensor all_to_all_rows(const Tensor& x, Rows send, Rows receive, const Group& group) {
   if (group.size() == 1) return x;
   const Counts sent(send.begin(), send.end()), received(receive.begin(), receive.end());
@@ -151,7 +182,7 @@ void all_reduce_max_(Tensor& x, const Group& group) {
 void broadcast_(Tensor& x, std::int64_t root, const Group& group) {
   if (group.size() == 1) return;
   auto values = x.contiguous();
-  run(group, "broadcast", x.device(), [&](c10d::Backend& backend) {
+  run(group, "broadcast", values, [&](c10d::Backend& backend) {
     std::vector<Tensor> tensors{values};
     return backend.broadcast(tensors, {.rootRank = root});
   });
@@ -171,7 +202,7 @@ std::vector<Counts> all_gather_numbers(const Counts& numbers, const Group& group
 
 void barrier(const Group& group) {
   if (group.size() == 1) return;
-  run(group, "barrier", at::kCPU, [](c10d::Backend& backend) { return backend.barrier(); });
+  run(group, "barrier", at::empty({0}), [](c10d::Backend& backend) { return backend.barrier(); });
 }
 
 }  // namespace sluice

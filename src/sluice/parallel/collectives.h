@@ -7,6 +7,7 @@
 // same order. In a group of one each call gives x itself.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -23,6 +24,10 @@ Tensor all_gather_rows(const Tensor& x, Rows rows, const Group& group);
 // The sum over the members of x [sum of rows, ...], of which each gets its own rows: [rows[rank], ...]. Backward:
 // all_gather_rows.
 Tensor reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group);
+
+// The same without gradient, and beside what the caller does meanwhile: the call of what comes back waits for it and
+// gives the result.
+std::function<Tensor()> start_reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group);
 
 // x [sum of send, ...] is what goes to each member, by rank; the result [sum of receive, ...] what came from each.
 // receive[i] is member i's send[rank]. Backward: the same, the other way.

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "sluice/parallel/mesh.h"
+#include "sluice/parallel/paper_exchanges.h"
 #include "sluice/parallel/testing.h"
 
 namespace sluice {
@@ -16,6 +17,7 @@ using Counts = std::vector<std::int64_t>;
 void on_group(std::int64_t size, const std::function<void(const Group&)>& rank_main) {
   run_ranks(size, [&](const World& world) {
     const Mesh mesh(world, {.tp = size});
+    barrier(mesh.tp());  // who has nothing to exchange would be gone while others still connect
     rank_main(mesh.tp());
   });
 }
@@ -130,6 +132,47 @@ TEST(Collectives, AreTheIdentityAlone) {
   EXPECT_TRUE(reduce_scatter_rows(x, Counts{4}, Group()).is_same(x));
   EXPECT_TRUE(all_to_all_rows(x, Counts{4}, Counts{4}, Group()).is_same(x));
   EXPECT_TRUE(all_reduce_sum(x, Group()).is_same(x));
+}
+
+TEST(PaperExchanges, CountWhatLeavesARank) {
+  const Mesh mesh({.cp = 2, .tp = 2}, /*rank=*/0);
+  const auto x = at::empty({6, 4}, at::TensorOptions().dtype(kFloat).device(at::kMeta));
+  const std::vector<std::int64_t> rows{3, 3}, own{6, 6};
+  PaperExchanges::Sums waited_for, beside;
+  {
+    const PaperExchanges counted;
+    all_gather_rows(x, own, mesh.tp());       // to 12 x 4: half of 192 bytes
+    reduce_scatter_rows(x, rows, mesh.tp());  // half of 96
+    all_to_all_rows(x, rows, rows, mesh.cp());
+    all_reduce_sum(x, mesh.world());  // three quarters of 96, twice
+    start_reduce_scatter_rows(x, rows, mesh.cp())();
+    waited_for = counted.waited_for();
+    beside = counted.beside();
+  }
+  all_reduce_sum(x, mesh.world());  // nobody counts
+  ASSERT_EQ(waited_for.size(), 3U);
+  EXPECT_EQ((waited_for[{0, 1}].bytes), 96 + 48);
+  EXPECT_EQ((waited_for[{0, 1}].calls), 2);
+  EXPECT_EQ((waited_for[{0, 2}].bytes), 48);
+  EXPECT_EQ((waited_for[{0, 1, 2, 3}].bytes), 144);
+  ASSERT_EQ(beside.size(), 1U);
+  EXPECT_EQ((beside[{0, 2}].bytes), 48);
+}
+
+TEST(StartedReduceScatter, GoesOnBesideOtherExchanges) {
+  run_ranks(2, [](const World& world) {
+    const Mesh mesh(world, {.cp = 2});
+    const std::vector<std::int64_t> rows{1, 2};
+    const auto& holders = mesh.holders(1, 1);
+    std::vector<std::function<Tensor()>> started;
+    for (int i = 0; i < 3; ++i) {
+      started.push_back(start_reduce_scatter_rows(at::full({3, 2}, i + world.rank()), rows, holders));
+    }
+    EXPECT_EQ(all_reduce_sum(at::ones({1}), mesh.cp()).item<double>(), 2);  // the same ranks, in a group of its own
+    for (int i = 2; i >= 0; --i) {
+      EXPECT_TRUE(started[static_cast<std::size_t>(i)]().equal(at::full({rows[world.rank()], 2}, 2 * i + 1)));
+    }
+  });
 }
 
 }  // namespace

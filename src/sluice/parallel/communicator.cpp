@@ -27,9 +27,9 @@ c10::intrusive_ptr<c10d::Backend> new_nccl_backend(const c10::intrusive_ptr<c10d
 
 }  // namespace
 
-Communicator::Communicator(const World& world, std::vector<std::int64_t> ranks)
+Communicator::Communicator(const World& world, std::vector<std::int64_t> ranks, const std::string& purpose)
     : world_(world), ranks_(std::move(ranks)), rank_(std::ranges::find(ranks_, world.rank()) - ranks_.begin()) {
-  const auto name = fmt::format("group/{}", fmt::join(ranks_, ","));
+  const auto name = fmt::format("{}/{}", purpose, fmt::join(ranks_, ","));
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, world.store());
   const auto options = c10d::ProcessGroupGloo::Options::create(world.timeout());
   options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
@@ -44,9 +44,18 @@ Communicator::Communicator(const World& world, std::vector<std::int64_t> ranks)
   }
 }
 
-void Communicator::run(const char* name, at::Device device, const Exchange& exchange) const {
+c10::intrusive_ptr<c10d::Work> Communicator::start(const char* name, at::Device device,
+                                                   const Exchange& exchange) const {
   try {
-    exchange(device.is_cpu() ? *cpu_ : *gpu_)->wait();
+    return exchange(device.is_cpu() ? *cpu_ : *gpu_);
+  } catch (const std::exception& error) {
+    world_.fail_exchange(name, ranks_, error.what());
+  }
+}
+
+void Communicator::wait(const char* name, c10d::Work& exchange) const {
+  try {
+    exchange.wait();
   } catch (const std::exception& error) {
     world_.fail_exchange(name, ranks_, error.what());
   }

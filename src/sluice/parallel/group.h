@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace sluice {
 
@@ -14,20 +17,24 @@ class Group {
  public:
   Group() = default;
   explicit Group(std::shared_ptr<Communicator> communicator);
-  // A member without the others: it exchanges tensors of the meta device, of which only sizes are known.
-  static Group on_paper(std::int64_t rank, std::int64_t size) {
+  // The `rank`-th of `members`, which are ranks of a world, without the others: it exchanges tensors of the meta
+  // device, of which only sizes are known.
+  static Group on_paper(std::vector<std::int64_t> members, std::int64_t rank) {
     Group group;
     group.rank_ = rank;
-    group.size_ = size;
+    group.size_ = std::ssize(members);
+    group.members_ = std::make_shared<const std::vector<std::int64_t>>(std::move(members));
     return group;
   }
   std::int64_t rank() const { return rank_; }  // of this process in the group
   std::int64_t size() const { return size_; }
-  bool is_on_paper() const { return size_ > 1 && communicator_ == nullptr; }
-  Communicator& communicator() const { return *communicator_; }  // of a group of several, not on paper
+  bool is_on_paper() const { return members_ != nullptr; }
+  const std::vector<std::int64_t>& members() const { return *members_; }  // of a group on paper
+  Communicator& communicator() const { return *communicator_; }           // of a group of several, not on paper
 
  private:
   std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<const std::vector<std::int64_t>> members_;  // on paper
   std::int64_t rank_ = 0, size_ = 1;
 };
 

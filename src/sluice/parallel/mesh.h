@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "sluice/parallel/group.h"
@@ -47,19 +49,20 @@ class Mesh {
 
   // Those that hold the same piece of a parameter: one that is cut into `tensor_pieces`, each for tp / tensor_pieces
   // consecutive tensor ranks, and into `expert_pieces`, 1 or ep. Its members ask for their groups in the same order.
+  // The group is another than the above even where its ranks are the same: its exchanges may go on beside a layer's.
   const Group& holders(std::int64_t tensor_pieces, std::int64_t expert_pieces) const;
 
  private:
   struct Place;
   Place place_of(std::int64_t rank) const;
-  const Group& group_where(const std::function<bool(const Place&)>& is_member) const;
+  const Group& group_where(const std::string& purpose, const std::function<bool(const Place&)>& is_member) const;
 
   void make_groups();
 
   const World* of_ = nullptr;  // none: one process, or on paper
   MeshSizes sizes_;
   std::int64_t rank_ = 0;
-  mutable std::map<std::vector<std::int64_t>, Group> made_;  // by their ranks
+  mutable std::map<std::pair<std::string, std::vector<std::int64_t>>, Group> made_;  // by purpose and ranks
   Group world_, tp_, cp_, sequence_, data_, ep_, expert_data_;
 };
 

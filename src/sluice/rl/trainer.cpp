@@ -147,7 +147,8 @@ RlTrainer::RlTrainer(const RlOptions& options, const RlInputs& inputs)
       stream_(inputs.prompts.size(), static_cast<std::uint64_t>(options.seed)),
       parameters_(prepare(all_trained(inputs.model, value_head_.get()), options.optim)),
       gradients_(parameters_),
-      optimizer_(parameters_, optimizer_settings(options, value_head_.get())),
+      optimizer_(parameters_, optimizer_settings(options, value_head_.get()), one_process(),
+                 offload_settings(options.mem.offload, options.run.out)),
       schedule_(make_schedule(options.optim, options.train.steps)),
       engine_(*inputs.model.decoder, inputs.tokenizer, inputs.stop_ids, engine_sizes(options, inputs)),
       policy_{.decoder = *inputs.model.decoder,
@@ -463,15 +464,17 @@ Json RlTrainer::evaluate_now(std::int64_t step) {
 }
 
 void RlTrainer::save(std::int64_t step) {
-  checkpoints_.save({.step = step,
-                     .meta = {{"settings", maths_settings(options_)},
-                              {"samples", fingerprint(prompts_)},
-                              {"adapters", adapters_},
-                              {"data", stream_.position()},
-                              {"streams", streams_},
-                              {"updates", updates_},
-                              {"idle_steps", idle_steps_}},
-                     .tensors = optimizer_.state()});
+  const TrainingState state{.step = step,
+                            .meta = {{"settings", maths_settings(options_)},
+                                     {"samples", fingerprint(prompts_)},
+                                     {"adapters", adapters_},
+                                     {"data", stream_.position()},
+                                     {"streams", streams_},
+                                     {"updates", updates_},
+                                     {"idle_steps", idle_steps_}},
+                            .tensors = optimizer_.state()};
+  if (options_.mem.offload == Offload::kDisk) checkpoints_.save_now(state);  // a copy might not find room in memory
+  else checkpoints_.save(state);
 }
 
 }  // namespace sluice

@@ -9,7 +9,8 @@
 
 #include "sluice/checkpoint/training_checkpoint.h"
 #include "sluice/layers/parameter.h"
-#include "sluice/train/shards.h"
+#include "sluice/train/gradient_sum.h"
+#include "sluice/train/offload.h"
 
 namespace sluice {
 
@@ -18,40 +19,13 @@ struct AdamWSettings {
   std::map<std::string, double> lr_ratios = {};  // by parameter: its learning rate, times the run's; others 1
 };
 
-// Gradients of one optimizer step, summed in float32 over its micro-batches.
-class GradientSum {
- public:
-  // The mesh must outlive it.
-  explicit GradientSum(const std::vector<Parameter*>& parameters, const Mesh& mesh = one_process());
-
-  // Takes what backward() left on the parameters and clears it there. A parameter that got none counts as zero.
-  void take();
-
-  // After the last take(): adds up what the ranks of the mesh have; each keeps the rows that it owns.
-  void reduce();
-
-  // The norm over all parameters of the model together, in float64 and in a fixed order: a scalar on their device, the
-  // same on every rank. Each element is counted once, by its owner.
-  Tensor norm() const;
-
-  // Name of the first parameter whose gradient holds a number that is not finite, on any rank; empty: none.
-  std::string first_not_finite() const;
-
-  const Tensor& of(std::size_t index) const { return sums_[index]; }  // of the rows that are owned; undefined: zero
-  const Mesh& mesh() const { return shards_.mesh(); }
-  void clear();
-
- private:
-  Shards shards_;
-  std::vector<Tensor> sums_;  // float32, or undefined
-};
-
 using OptimizerState = std::map<std::string, std::vector<TensorParts>>;  // by kind
 
 class AdamW {
  public:
-  // The mesh must outlive it.
-  AdamW(const std::vector<Parameter*>& parameters, const AdamWSettings& settings, const Mesh& mesh = one_process());
+  // The mesh must outlive it. Runtime error if the states are to lie in a file and the disk has no room for it.
+  AdamW(const std::vector<Parameter*>& parameters, const AdamWSettings& settings, const Mesh& mesh = one_process(),
+        const OffloadSettings& offload = {});
 
   // One update with every gradient multiplied by `gradient_scale` (of clipping), a float64 scalar on the parameters'
   // device; NaN: nothing is updated. Parameters decay where they declare it. On a GPU nothing waits for it.
@@ -66,18 +40,32 @@ class AdamW {
   void restore(const OptimizerState& state, std::int64_t steps_done);
 
  private:
+  struct States {
+    Tensor master, exp_avg, exp_avg_sq;  // [rows, columns] float32
+    States rows(std::int64_t first, std::int64_t count) const;
+    States to(at::Device device) const;  // the same tensors where they lie there
+  };
   struct Slot {
     Parameter* parameter;
-    // [rows that are owned, columns] float32; the master of a float32 parameter is the parameter itself.
-    Tensor master, exp_avg, exp_avg_sq;
+    States states;  // of the rows that are owned; the master of a float32 parameter is the parameter itself
     double lr_ratio;
   };
-  void step_on_cpu(const GradientSum& gradients, double lr, double gradient_scale);
-  void step_on_gpu(const GradientSum& gradients, double lr, const Tensor& gradient_scale);
-  void publish();  // masters to the parameters, here and on the ranks that hold the same
+  // Some rows of a slot's.
+  struct Part {
+    std::size_t slot;
+    std::int64_t first, count;
+  };
+  struct Work;
+  void divide(std::int64_t part_elements);
+  void step_on_cpu(std::vector<Work>& work, double gradient_scale) const;
+  void step_on_gpu(std::vector<Work>& work, const Tensor& gradient_scale) const;
+  std::vector<Tensor> states_of(const std::vector<Part>& parts) const;  // that lie apart from the parameters
+
   Shards shards_;
-  std::vector<Slot> slots_;
   AdamWSettings settings_;
+  StatePlaces places_;
+  std::vector<Slot> slots_;
+  std::vector<std::vector<Part>> batches_;  // what is on the device together in a step
   std::int64_t steps_ = 0;
 };
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "sluice/core/testing.h"
+
 namespace sluice {
 namespace {
 
@@ -12,9 +14,8 @@ Parameter parameter(const std::string& name, at::IntArrayRef shape, at::ScalarTy
   return made;
 }
 
-void give_gradient(Parameter& parameter, double value) {
-  parameter.value.mutable_grad() = at::full_like(parameter.value.detach(), value);
-}
+// Whose gradient is `gradient` everywhere.
+Tensor loss(const Parameter& parameter, double gradient) { return (parameter.value * gradient).sum(); }
 
 Tensor scale(double factor) { return at::scalar_tensor(factor, at::TensorOptions().dtype(kDouble)); }
 
@@ -26,8 +27,7 @@ TEST(AdamW, FollowsItsFormula) {
   auto w = p.value.detach().to(kDouble).clone(), m = at::zeros_like(w), v = at::zeros_like(w);
   for (int step = 1; step <= 5; ++step) {
     const auto g = at::randn({5, 7});
-    p.value.mutable_grad() = g.clone();
-    gradients.take();
+    gradients.add((p.value * g).sum(), /*last=*/true);
     optimizer.step(gradients, 0.01, scale(0.5));
     gradients.clear();
     const auto scaled = g.to(kDouble) * 0.5;
@@ -53,9 +53,7 @@ TEST(AdamW, AParameterMayHaveAnotherLearningRate) {
   auto plain = parameter("plain", {4, 4}, kFloat, true), faster = parameter("faster", {4, 4}, kFloat, true);
   GradientSum gradients({&plain, &faster});
   AdamW optimizer({&plain, &faster}, {.weight_decay = 0.1, .lr_ratios = {{"faster", 3}}});
-  give_gradient(plain, 1);
-  give_gradient(faster, 1);
-  gradients.take();
+  gradients.add(loss(plain, 1) + loss(faster, 1), /*last=*/true);
   optimizer.step(gradients, 0.01, scale(1));
   // The first update is of size lr, and decay takes lr * 0.1 of a value of 1.
   EXPECT_NEAR(plain.value[0][0].item<double>(), 1 - 0.01 - 0.001, 1e-6);
@@ -66,8 +64,7 @@ TEST(AdamW, AScaleThatIsNoNumberChangesNothing) {
   auto p = parameter("w", {3}, kFloat, true);
   GradientSum gradients({&p});
   AdamW optimizer({&p}, {.weight_decay = 0.1});
-  give_gradient(p, 1);
-  gradients.take();
+  gradients.add(loss(p, 1), /*last=*/true);
   optimizer.step(gradients, 0.1, scale(NAN));
   EXPECT_TRUE(p.value.equal(at::ones({3})));
   EXPECT_EQ(assemble(optimizer.state()["exp_avg"][0]).abs().max().item<double>(), 0);
@@ -80,9 +77,7 @@ TEST(AdamW, SmallStepsAddUpInTheMaster) {
   GradientSum gradients({&a_log, &held_in_bf16});
   AdamW optimizer({&a_log, &held_in_bf16}, {});
   for (int step = 0; step < 20; ++step) {
-    give_gradient(a_log, 1);
-    give_gradient(held_in_bf16, 1);
-    gradients.take();
+    gradients.add(loss(a_log, 1) + loss(held_in_bf16, 1), /*last=*/true);
     optimizer.step(gradients, 1e-4, scale(1));
     gradients.clear();
   }
@@ -91,29 +86,54 @@ TEST(AdamW, SmallStepsAddUpInTheMaster) {
   EXPECT_EQ(held_in_bf16.value[0].item<double>(), 0.99609375);  // the nearest bfloat16 to 0.998
 }
 
-TEST(GradientSum, AddsMicroBatchesInFloat32) {
-  auto p = parameter("w", {2}, kBFloat16, true);
-  GradientSum gradients({&p});
-  for (int i = 0; i < 256; ++i) {
-    give_gradient(p, i == 0 ? 256 : 1);
-    gradients.take();
+// States elsewhere, brought part by part: the same bits after five steps, from a restored state too.
+TEST(AdamW, StatesMayLieElsewhere) {
+  const TemporaryFolder folder;
+  struct Run {
+    std::vector<Tensor> values;
+    OptimizerState state;
+  };
+  const auto run = [&](const OffloadSettings& offload, const OptimizerState* from) {
+    auto a = parameter("a", {7, 5}, kFloat, false), b = parameter("b", {9, 4}, kBFloat16, true),
+         c = parameter("c", {3}, kBFloat16, true);
+    const std::vector<Parameter*> parameters{&a, &b, &c};
+    GradientSum gradients(parameters);
+    AdamW optimizer(parameters, {.weight_decay = 0.1}, one_process(), offload);
+    if (from != nullptr) optimizer.restore(*from, 2);
+    at::manual_seed(3);
+    for (int step = 0; step < 5; ++step) {
+      auto sum = (a.value * at::randn({7, 5})).sum() + (b.value * at::randn({9, 4})).sum();
+      if (step > 1) sum = sum + loss(c, 0.5);
+      gradients.add(sum, /*last=*/true);
+      optimizer.step(gradients, 0.01, scale(step == 3 ? NAN : 0.5));
+      gradients.clear();
+    }
+    Run done{{a.value, b.value, c.value}, optimizer.state()};
+    for (auto& [kind, tensors] : done.state) {
+      for (auto& tensor : tensors) {
+        for (auto& part : tensor.parts) part.values = part.values.clone();
+      }
+    }
+    return done;
+  };
+  const auto expect_same = [](const Run& got, const Run& want) {
+    for (std::size_t i = 0; i < want.values.size(); ++i) EXPECT_TRUE(got.values[i].equal(want.values[i])) << i;
+    for (const auto& [kind, tensors] : want.state) {
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        EXPECT_TRUE(assemble(got.state.at(kind)[i]).equal(assemble(tensors[i]))) << kind << " of " << tensors[i].name;
+      }
+    }
+  };
+  const auto want = run({}, nullptr), went_on = run({}, &want.state);
+  for (const auto where : {Offload::kHost, Offload::kDisk}) {
+    for (const std::int64_t part_elements : {1, 11, 1000}) {
+      const OffloadSettings offload{.where = where, .folder = folder.path(), .part_elements = part_elements};
+      SCOPED_TRACE(fmt::format("offload {}, parts of {}", static_cast<int>(where), part_elements));
+      expect_same(run(offload, nullptr), want);
+      expect_same(run(offload, &want.state), went_on);
+    }
   }
-  EXPECT_EQ(gradients.of(0)[0].item<double>(), 256 + 255);  // a bfloat16 sum would stay at 256
-  EXPECT_FALSE(p.value.grad().defined());
-}
-
-TEST(GradientSum, NormCoversAllParameters) {
-  auto a = parameter("a", {1}, kFloat, true), b = parameter("b", {2}, kFloat, true),
-       untouched = parameter("c", {9}, kFloat, true);
-  GradientSum gradients({&a, &b, &untouched});
-  a.value.mutable_grad() = at::tensor({12.f});
-  b.value.mutable_grad() = at::tensor({3.f, 4.f});
-  gradients.take();
-  EXPECT_DOUBLE_EQ(gradients.norm().item<double>(), 13);
-  EXPECT_EQ(gradients.first_not_finite(), "");
-  b.value.mutable_grad() = at::tensor({0.f, INFINITY});
-  gradients.take();
-  EXPECT_EQ(gradients.first_not_finite(), "b");
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 }  // namespace

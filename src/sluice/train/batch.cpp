@@ -47,9 +47,10 @@ Batch to_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh) {
   for (std::size_t n = 0; n + 1 < packed.cu_seqlens.size(); ++n) {
     lengths.push_back(packed.cu_seqlens[n + 1] - packed.cu_seqlens[n]);
   }
+  auto split = split_tokens(lengths, mesh);
   Batch batch{.pack = make_pack(std::move(lengths), {}, {}, device),
               .tokens = there(packed.tokens, kInt, device).to(kLong),
-              .split = split_tokens(std::ssize(packed.tokens), mesh),
+              .split = std::move(split),
               .asked = {},
               .targets = {},
               .loss_weight = {},

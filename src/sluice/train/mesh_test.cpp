@@ -73,16 +73,15 @@ Outcome outcome(const nlohmann::json& config, const Values& values, const std::v
   found.losses = evaluate(objective, packs);
   GradientSum gradients(trained, mesh);
   add_gradients(objective, packs, gradients);
-  gradients.reduce();
   found.norm = gradients.norm().item<double>();
   // The gradients take the places of the values, and are gathered as those are.
   const Shards shards(trained, mesh);
-  std::vector<Tensor> rows;
   for (std::size_t i = 0; i < trained.size(); ++i) {
     const auto own = shards.own_rows(i, trained[i]->value.detach());
-    rows.push_back(gradients.of(i).defined() ? gradients.of(i).view_as(own) : at::zeros_like(own));
+    if (gradients.of(i).defined()) own.copy_(gradients.of(i).view_as(own));
+    else own.zero_();
   }
-  shards.publish(rows);
+  shards.publish();
   WholeValues whole(mesh);
   for (const auto* parameter : trained) {
     const auto gradient = whole.of(*parameter);

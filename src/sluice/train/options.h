@@ -11,6 +11,7 @@
 #include "sluice/core/options.h"
 #include "sluice/data/dataset.h"
 #include "sluice/kernels/common/device.h"
+#include "sluice/train/offload.h"
 #include "sluice/train/schedule.h"
 
 namespace sluice {
@@ -145,14 +146,21 @@ struct LoraOptions {
 
 struct MemoryOptions {
   bool recompute = false;
+  Offload offload = Offload::kOff;
   void describe(OptionList& option) {
     option("recompute", recompute, "compute each block again in the backward pass instead of keeping its activations",
            {.synonyms = {"gradient_checkpointing", "activation_checkpoint", "recompute_granularity"}});
+    option("offload", offload,
+           "where the optimizer's masters and moments lie between steps: on the device, in the host's memory, or in a "
+           "file of the run folder",
+           {.synonyms = {"optimizer_cpu_offload", "optim_cpu_offload", "offload_optimizer"},
+            .choices = {"off", "host", "disk"}});
   }
 };
 
 struct ParallelOptions {
   std::int64_t tp = 1, cp = 1, ep = 1;
+  bool shard_gradients = false;
   double timeout = 600;
   void describe(OptionList& option) {
     option("tp", tp, "ranks among which a layer's heads and columns are split, with sequence parallelism",
@@ -161,6 +169,10 @@ struct ParallelOptions {
            {.synonyms = {"context_parallel_degree", "context_parallel_size"}, .min = 1});
     option("ep", ep, "ranks among which experts are split; they are some of those of data and context",
            {.synonyms = {"expert_model_parallel_size", "expert_parallel_degree"}, .min = 1});
+    option("shard_gradients", shard_gradients,
+           "keep sums of gradients on the rank that updates their rows alone (ZeRO stage 2): less memory, but an "
+           "exchange for each row of tokens instead of one a step",
+           {.synonyms = {"zero_stage", "zero2"}});
     option("timeout", timeout, "longest wait for another process, at the start and in every exchange",
            {.unit = "s", .synonyms = {"distributed_timeout", "nccl_timeout"}, .min = 1});
   }

@@ -34,6 +34,14 @@ std::vector<Parameter*> prepare(std::vector<Parameter*> parameters, const OptimO
   return parameters;
 }
 
+GradientSum::Kept gradients_kept(const ParallelOptions& parallel) {
+  return parallel.shard_gradients ? GradientSum::Kept::kOwned : GradientSum::Kept::kHeld;
+}
+
+OffloadSettings offload_settings(Offload offload, const std::filesystem::path& run) {
+  return {.where = offload, .folder = run};
+}
+
 AdamWSettings adamw_settings(const OptimOptions& optim) {
   return {.beta1 = optim.beta1, .beta2 = optim.beta2, .eps = optim.eps, .weight_decay = optim.weight_decay};
 }

@@ -33,6 +33,8 @@ nlohmann::json describe_adapters(const Model& model, const LoraSettings& setting
 // Asks for gradients of these parameters; the query and key norms decay where optim.decay_qk_norm says so.
 std::vector<Parameter*> prepare(std::vector<Parameter*> parameters, const OptimOptions& optim);
 
+GradientSum::Kept gradients_kept(const ParallelOptions& parallel);
+OffloadSettings offload_settings(Offload offload, const std::filesystem::path& run);
 AdamWSettings adamw_settings(const OptimOptions& optim);
 Schedule make_schedule(const OptimOptions& optim, std::int64_t total_steps);
 

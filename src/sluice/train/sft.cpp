@@ -65,8 +65,9 @@ SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vecto
       eval_(all_packs(eval, options.data.seq_len)),
       batches_(train, stream_options(options)),
       parameters_(prepare(trained_parameters(model, options.train.mtp), options.optim)),
-      gradients_(parameters_, mesh_),
-      optimizer_(parameters_, adamw_settings(options.optim), mesh_),
+      gradients_(parameters_, mesh_, gradients_kept(options.parallel)),
+      optimizer_(parameters_, adamw_settings(options.optim), mesh_,
+                 offload_settings(options.mem.offload, options.run.out)),
       schedule_(make_schedule(options.optim, count_steps(options.train, batches_))),
       first_step_(state ? state->step + 1 : 1),
       peak_(peak),
@@ -159,8 +160,8 @@ void SftTrainer::save(std::int64_t step, bool last) {
                                      {"data", batches_.position()},
                                      {"trained_tokens", trained_tokens_}},
                             .tensors = optimizer_.state()};
-  if (last) {
-    checkpoints_.save_now(state);  // nothing trains meanwhile: no copy is needed
+  if (last || options_.mem.offload == Offload::kDisk) {
+    checkpoints_.save_now(state);  // nothing trains meanwhile: no copy is made, which memory might not hold
   } else {
     checkpoints_.save(state);
   }

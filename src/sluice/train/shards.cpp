@@ -1,26 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/train/shards.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
 #include "sluice/parallel/collectives.h"
 
 namespace sluice {
-namespace {
-
-// Of a bucket that holds more than one parameter: 128 MiB in float32, far above the size from which an exchange runs
-// at full speed, far below what a model takes.
-constexpr std::int64_t kBucketElements = 32 << 20;
-
-}  // namespace
-
 Tensor Shards::Shard::rows_of(std::int64_t holder, const Tensor& piece) const {
   const auto first = first_row(holder);
   return rows_view(piece).narrow(0, first, first_row(holder + 1) - first);
 }
 
-Shards::Shards(std::vector<Parameter*> parameters, const Mesh& mesh) : mesh_(mesh) {
+Shards::Shards(std::vector<Parameter*> parameters, const Mesh& mesh, std::int64_t bucket_elements) : mesh_(mesh) {
   const auto place = place_of(mesh);
   using Kind = std::tuple<std::int64_t, std::int64_t, at::ScalarType>;  // the same on every rank, in the same order
   std::map<Kind, std::vector<std::size_t>> kinds;
@@ -40,17 +33,22 @@ Shards::Shards(std::vector<Parameter*> parameters, const Mesh& mesh) : mesh_(mes
                        .columns = piece.columns,
                        .holders = &holders});
   }
-  for (const auto& [kind, members] : kinds) {
+  for (auto& [kind, members] : kinds) {
+    std::ranges::reverse(members);
     std::int64_t elements = 0;
     for (const auto i : members) {
       const auto own = shards_[i].rows * shards_[i].columns;
-      if (elements == 0 || elements + own > kBucketElements) {
+      if (elements == 0 || elements + own > bucket_elements) {
         buckets_.emplace_back();
         elements = 0;
       }
       buckets_.back().push_back(i);
       elements += own;
     }
+  }
+  std::ranges::sort(buckets_, std::greater<>(), [](const Bucket& bucket) { return bucket.back(); });
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    for (const auto i : buckets_[b]) shards_[i].bucket = b;
   }
 }
 
@@ -81,48 +79,39 @@ std::vector<std::int64_t> Shards::elements_of_holders(const Bucket& bucket) cons
   return elements;
 }
 
-void Shards::reduce(std::vector<Tensor>& gradients) const {
+Shards::Sums Shards::start_sum(const Bucket& bucket, std::vector<Tensor>& gradients) const {
   const at::NoGradGuard no_grad;
-  for (const auto& bucket : buckets_) {
-    const auto& holders = *shards_[bucket[0]].holders;
-    std::vector<Tensor> parts;  // by holder, and for each by parameter
-    for (const auto i : bucket) {
-      if (gradients[i].defined()) continue;
-      gradients[i] = at::zeros_like(shards_[i].parameter->value, at::TensorOptions().dtype(kFloat));
-    }
-    for (std::int64_t holder = 0; holder < holders.size(); ++holder) {
-      for (const auto i : bucket) parts.push_back(shards_[i].rows_of(holder, gradients[i]).reshape(-1));
-    }
-    const auto flat = at::cat(parts);
-    parts.clear();
-    for (const auto i : bucket) gradients[i].reset();
-    const auto own = reduce_scatter_rows(flat, elements_of_holders(bucket), holders);
+  const auto& holders = *shards_[bucket[0]].holders;
+  for (const auto i : bucket) {
+    if (gradients[i].defined()) continue;
+    gradients[i] = at::zeros_like(shards_[i].parameter->value, at::TensorOptions().dtype(kFloat));
+  }
+  std::vector<Tensor> parts;  // by holder, and for each by parameter
+  for (std::int64_t holder = 0; holder < holders.size(); ++holder) {
+    for (const auto i : bucket) parts.push_back(shards_[i].rows_of(holder, gradients[i]).reshape(-1));
+  }
+  const auto flat = at::cat(parts);
+  for (const auto i : bucket) gradients[i].reset();
+  return [this, &bucket, wait = start_reduce_scatter_rows(flat, elements_of_holders(bucket), holders)] {
+    const auto own = wait();
+    std::vector<Tensor> rows;
     std::int64_t at = 0;
     for (const auto i : bucket) {
-      const auto elements = shards_[i].elements_of(holders.rank());
-      gradients[i] = own.narrow(0, at, elements).view({-1, shards_[i].columns});
+      const auto elements = shards_[i].elements_of(shards_[i].holders->rank());
+      rows.push_back(own.narrow(0, at, elements).view({-1, shards_[i].columns}));
       at += elements;
     }
-  }
+    return rows;
+  };
 }
 
-void Shards::publish(const std::vector<Tensor>& rows) const {
+void Shards::publish() const {
   const at::NoGradGuard no_grad;
-  std::vector<Tensor> to, from;
-  for (std::size_t i = 0; i < shards_.size(); ++i) {
-    const auto own = own_rows(i, shards_[i].parameter->value);
-    if (rows[i].is_alias_of(own)) continue;
-    to.push_back(own);
-    from.push_back(rows[i]);
-  }
-  if (!to.empty()) at::_foreach_copy_(to, from);
   for (const auto& bucket : buckets_) {
     const auto& holders = *shards_[bucket[0]].holders;
-    std::vector<Tensor> own;
+    std::vector<Tensor> own, to, from;
     for (const auto i : bucket) own.push_back(own_rows(i, shards_[i].parameter->value).reshape(-1));
     const auto all = all_gather_rows(at::cat(own), elements_of_holders(bucket), holders);
-    to.clear();
-    from.clear();
     std::int64_t at = 0;
     for (std::int64_t holder = 0; holder < holders.size(); ++holder) {
       for (const auto i : bucket) {

@@ -4,6 +4,8 @@
 // others. So each element of the model is owned by one rank.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "sluice/layers/parameter.h"
@@ -13,8 +15,12 @@ namespace sluice {
 
 class Shards {
  public:
+  // Most elements of a bucket of more than one parameter: 32 MiB in float32, from where on an exchange runs at full
+  // speed.
+  static constexpr std::int64_t kBucketElements = 8 << 20;
+
   // The mesh must outlive it.
-  Shards(std::vector<Parameter*> parameters, const Mesh& mesh);
+  Shards(std::vector<Parameter*> parameters, const Mesh& mesh, std::int64_t bucket_elements = kBucketElements);
 
   const Mesh& mesh() const { return mesh_; }
   std::size_t size() const { return shards_.size(); }
@@ -25,12 +31,21 @@ class Shards {
   // Where they lie in the whole parameter, one box below the other.
   std::vector<Box> own_boxes(std::size_t i) const;
 
-  // From gradients of the pieces, each rank's own (undefined: 0), to the owned rows of their sums over all that hold
-  // the piece. A piece that nobody else holds stays where it is.
-  void reduce(std::vector<Tensor>& gradients) const;
+  // Parameters that the same ranks hold go through one exchange together, as a bucket. Buckets come in the order in
+  // which a backward pass completes them: what is declared last comes first. It is the same on every rank.
+  using Bucket = std::vector<std::size_t>;
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  // None for a parameter whose piece nobody else holds.
+  std::optional<std::size_t> bucket_of(std::size_t i) const { return shards_[i].bucket; }
 
-  // Puts rows, each [rows, columns] as owned, into the parameters' values here and wherever the piece is held.
-  void publish(const std::vector<Tensor>& rows) const;
+  // Takes the gradients of a bucket's pieces out of `gradients`, this rank's own (undefined: 0), and starts to sum them
+  // over all that hold the pieces. The call of what comes back waits, and gives the sums' owned rows, [rows, columns]
+  // of each parameter of the bucket.
+  using Sums = std::function<std::vector<Tensor>()>;
+  Sums start_sum(const Bucket& bucket, std::vector<Tensor>& gradients) const;
+
+  // Puts the owned rows of the parameters' values into the values wherever the piece is held.
+  void publish() const;
 
  private:
   struct Shard {
@@ -38,19 +53,18 @@ class Shards {
     std::vector<Box> boxes;      // of the piece
     std::int64_t rows, columns;  // of the piece
     const Group* holders;        // of the piece
+    std::optional<std::size_t> bucket = {};
     std::int64_t first_row(std::int64_t holder) const { return piece_begin(rows, holders->size(), holder); }
     std::int64_t elements_of(std::int64_t holder) const {
       return (first_row(holder + 1) - first_row(holder)) * columns;
     }
     Tensor rows_of(std::int64_t holder, const Tensor& piece) const;
   };
-  // Parameters that the same ranks hold and that go through one exchange.
-  using Bucket = std::vector<std::size_t>;
   std::vector<std::int64_t> elements_of_holders(const Bucket& bucket) const;
 
   const Mesh& mesh_;
   std::vector<Shard> shards_;
-  std::vector<Bucket> buckets_;  // of parameters with several holders
+  std::vector<Bucket> buckets_;
 };
 
 }  // namespace sluice

@@ -18,14 +18,12 @@ TEST(GradientSumOnAMesh, CountsEachElementOnce) {
     const Mesh mesh(world, {.dp = 2, .tp = 2, .ep = 2});
     Parameter replicated{.name = "replicated", .shape = {1}, .init = {}};
     Parameter experts{.name = "experts", .shape = {2, 1, 1}, .split = Split::experts(2), .init = {}};
-    replicated.value = at::ones({1});
-    experts.value = at::ones({1, 1, 1});
+    replicated.value = at::ones({1}).requires_grad_();
+    experts.value = at::ones({1, 1, 1}).requires_grad_();
     GradientSum gradients({&replicated, &experts}, mesh);
     // Four ranks hold the first; two each expert. Together: 12, 3 and 4.
-    replicated.value.mutable_grad() = at::full({1}, 3.0);
-    experts.value.mutable_grad() = at::full({1, 1, 1}, mesh.ep().rank() == 0 ? 1.5 : 2.0);
-    gradients.take();
-    gradients.reduce();
+    const auto loss = replicated.value.sum() * 3.0 + experts.value.sum() * (mesh.ep().rank() == 0 ? 1.5 : 2.0);
+    gradients.add(loss, /*last=*/true);
     EXPECT_DOUBLE_EQ(gradients.norm().item<double>(), 13) << "rank " << world.rank();
   });
 }
@@ -40,22 +38,23 @@ TEST(AdamWOnAMesh, KeepsPiecesTheSameWhereverTheyAreHeld) {
     const std::vector<Parameter*> parameters{&norm, &columns, &shared};
     for (auto* parameter : parameters) {
       parameter->value = at::ones(local_shape(*parameter, place_of(mesh)), at::TensorOptions().dtype(kBFloat16));
+      parameter->value.requires_grad_();
     }
     GradientSum gradients(parameters, mesh);
     AdamW optimizer(parameters, {.weight_decay = 0.1}, mesh);
     at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(world.rank()));
     for (int step = 0; step < 5; ++step) {
-      for (auto* parameter : parameters) {
-        parameter->value.mutable_grad() = at::empty_like(parameter->value).normal_(0, 1, generator);
+      auto loss = at::zeros({});
+      for (const auto* parameter : parameters) {
+        loss = loss + (parameter->value * at::empty(parameter->value.sizes()).normal_(0, 1, generator)).sum();
       }
-      gradients.take();
-      gradients.reduce();
+      gradients.add(loss, /*last=*/true);
       optimizer.step(gradients, 0.01, at::scalar_tensor(1.0, at::TensorOptions().dtype(kDouble)));
       gradients.clear();
     }
     const auto expect_same = [&](const Parameter& parameter, const Group& holders) {
       const std::vector<std::int64_t> one(static_cast<std::size_t>(holders.size()), 1);
-      for (const auto& its : all_gather_rows(parameter.value.unsqueeze(0), one, holders).unbind(0)) {
+      for (const auto& its : all_gather_rows(parameter.value.detach().unsqueeze(0), one, holders).unbind(0)) {
         EXPECT_TRUE(its.equal(parameter.value)) << parameter.name;
       }
       EXPECT_TRUE(parameter.value.ne(1).any().item<bool>()) << parameter.name << " was not updated";

@@ -80,6 +80,7 @@ std::pair<Tensor, Tensor> decoder_loss(const Objective& objective, const Batch& 
 Tensor pack_loss(const Objective& objective, const PackedBatch& packed, Sums& sums) {
   const auto& mesh = objective.decoder.mesh();
   const auto batch = to_batch(packed, objective.decoder.device(), mesh);
+  if (objective.adapters != nullptr) objective.adapters->tokens = batch.split;
   RouterLoad load;
   const bool balanced = objective.router_aux_loss_coef > 0 && !objective.mtp_only;
   auto [loss, hidden] = decoder_loss(objective, batch, sums, balanced ? &load : nullptr);
@@ -121,10 +122,8 @@ StepStats train_step(const Objective& objective, const std::vector<PackedBatch>&
 
 void add_gradients(const Objective& objective, std::span<const PackedBatch> packs, GradientSum& gradients) {
   Sums sums(packs, objective.decoder.device());
-  for (const auto i : own_packs(packs.size(), gradients.mesh())) {
-    pack_loss(objective, packs, i, sums).backward();
-    gradients.take();
-  }
+  const auto own = own_packs(packs.size(), gradients.mesh());
+  for (const auto i : own) gradients.add(pack_loss(objective, packs, i, sums), /*last=*/i == own.back());
 }
 
 LossStats evaluate(const Objective& objective, std::span<const PackedBatch> packs) {

@@ -30,16 +30,15 @@ Tensor update(std::size_t packs, const std::function<Tensor(std::size_t)>& loss,
               AdamW& optimizer, const UpdateSettings& settings) {
   const auto& mesh = gradients.mesh();
   Tensor sum;
-  for (const auto i : own_packs(packs, mesh)) {
+  const auto own = own_packs(packs, mesh);
+  for (const auto i : own) {
     if (settings.adapters) settings.adapters->pass = (static_cast<std::uint64_t>(settings.step) << 24) + i;
     const auto part = loss(i);
-    part.backward();
-    gradients.take();
+    gradients.add(part, /*last=*/i == own.back());
     const auto value = part.detach().to(kDouble);
     sum = sum.defined() ? sum + value : value;
   }
   if (settings.adapters) settings.adapters->pass.reset();
-  gradients.reduce();
   const auto norm = gradients.norm();
   const auto loss_of_all = all_reduce_sum(sum, mesh.world());
   optimizer.step(gradients, settings.lr, gradient_scale(loss_of_all, norm, settings.clip_norm));
