@@ -9,6 +9,7 @@ packages=(g++ cmake ninja-build ccache python3 python3-venv
           libfmt-dev libspdlog-dev libxxhash-dev nlohmann-json3-dev libtomlplusplus-dev   # header-only
           libpcre2-dev libutf8proc-dev                                                    # linked statically
           libgloo-dev                                                                     # headers alone: libtorch holds Gloo
+          python3-dev                                                                     # pycosat, of reasoning-gym, is compiled
           libgtest-dev libgmock-dev libbenchmark-dev                                      # tests and benchmarks
           clang clang-format)                                                             # fuzzing and lint
 runtime=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p' | head -n 1)
