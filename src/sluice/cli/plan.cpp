@@ -95,7 +95,7 @@ ExitCode run_plan(const PlanOptions& options, const Invocation&) {
     fmt::print("read from the file by rows, not held\n");
     print_row("n-gram table", training.mapped);
   }
-  if (options.dtype == Precision::kBFloat16) print_time(estimate_step(model, run), run);
+  if (options.dtype == Precision::kBfloat16) print_time(estimate_step(model, run), run);
   return ExitCode::kDone;
 }
 
