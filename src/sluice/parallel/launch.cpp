@@ -30,7 +30,7 @@ std::int64_t number(const std::string& name, const std::string& text, std::int64
   return value;
 }
 
-std::string required(const Environment& environment, const Starter& starter, const std::string& name) {
+std::string required(const EnvironmentVariables& environment, const Starter& starter, const std::string& name) {
   if (auto value = environment(name)) return *value;
   fail_usage("environment: {} is not set, and {} is: {} sets both.\n  Start through it, or unset {} to run alone.",
              name, name == starter.size ? starter.rank : starter.size, starter.name, starter.rank);
@@ -45,7 +45,7 @@ std::string first_host(const std::string& node_list) {
          node_list.substr(bracket + 1, node_list.find_first_of(",-]", bracket) - bracket - 1);
 }
 
-Launch read_launch(const Environment& environment) {
+Launch read_launch(const EnvironmentVariables& environment) {
   for (const auto& starter : kStarters) {
     // The rank alone may be there without its starter: srun's are left in a batch script.
     const bool is_here = starter.name == std::string("torchrun")

@@ -20,11 +20,11 @@ struct Launch {
 };
 
 // The value of an environment variable, or none.
-using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+using EnvironmentVariables = std::function<std::optional<std::string>(const std::string& name)>;
 
 // torchrun's variables before Open MPI's before srun's: a torchrun that srun started sees both. MASTER_ADDR and
 // MASTER_PORT are obeyed under every starter. A usage error where variables are missing, are no numbers, or disagree.
-Launch read_launch(const Environment& environment);
+Launch read_launch(const EnvironmentVariables& environment);
 Launch read_launch();  // of this process's environment
 
 // The first machine of a SLURM node list: "node003" of "node[003-010,12],big1".
