@@ -16,7 +16,8 @@ import pytest
 from conftest import BUILD, ROOT, run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = ("build/release/sluice ", ".venv/bin/python ", "cat ", "ls ", "printf ")
+PROGRAMS = ("build/release/sluice ", ".venv/bin/python ", "cat ", "ls ", "printf ", "PYTHONPATH=python .venv/bin/python ",
+            "PATH=$PWD/.venv/bin:$PATH build/release/sluice ")
 BLOCK = re.compile(r"^```(console|console varies|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:[kMG]\b)?"
 EXIT_STATUS = re.compile(r"\[exit status (\d+)\]")

@@ -18,7 +18,7 @@ def planned(*arguments):
     for line in run("plan", *arguments).stdout.splitlines():
         if found := re.fullmatch(r"  (.+?) +([0-9.]+) GiB", line):
             rows[table, found[1]] = float(found[2])
-        else:
+        elif not line.startswith(" "):
             table = re.match(r"\w+", line)[0]
     return rows
 

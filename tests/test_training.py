@@ -263,13 +263,14 @@ def test_a_changed_setting_is_refused_and_listed(model, data, tmp_path):
     out = tmp_path / "run"
     arguments = [*BATCHES, "--train.steps", 3, "--optim.schedule", "constant", "--ckpt.resume", "auto"]
     sft(model, data, out, *arguments, "--optim.lr", 1e-3)
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    files = lambda: {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = files()
     refused = sft(model, data, out, *arguments, "--optim.lr", 2e-3, "--train.steps", 5, check=False)
     assert refused.returncode == 2
     assert "optim.lr: [0.001] before, [0.002] now" in refused.stderr.replace("0.0010", "0.001")
     assert "train.steps" in refused.stderr and "--ckpt.force" in refused.stderr
     assert "data.path" not in refused.stderr.split("error:")[1]
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert files() == before
     forced = sft(model, data, out, *arguments, "--optim.lr", 2e-3, "--train.steps", 5, "--ckpt.force")
     assert "optim.lr" in forced.stderr
     assert [line["train/lr"] for line in metrics(out)] == [1e-3] * 3 + [2e-3] * 2

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <numeric>
 #include <sstream>
@@ -47,6 +48,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 World::World(const Launch& launch, std::chrono::milliseconds timeout, at::Device device)
     : rank_(launch.rank), size_(launch.size), timeout_(timeout), device_(device) {
   if (size_ == 1) return;
+  std::signal(SIGPIPE, SIG_IGN);  // a process that died is an error of write(), not our end
   const auto place = fmt::format("{}:{}", launch.address, launch.port);
   keeps_store_ = rank_ == 0 && !launch.has_store;
   // What c10d would print of a failure, we say ourselves.
