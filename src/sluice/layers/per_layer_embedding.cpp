@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "sluice/kernels/causal_conv/causal_conv.h"
-#include "sluice/layers/slots.h"
+#include "sluice/kernels/common/slots.h"
 #include "sluice/parallel/collectives.h"
 
 namespace sluice {
@@ -201,7 +201,7 @@ Tensor PerLayerEmbedding::forward(const Tensor& streams, const ForwardContext& c
   const auto dilation = sizes_.hash.ngram_size, reach = (sizes_.conv_kernel_dim - 1) * dilation;
   std::optional<Tensor> before;  // [N, n D, reach]
   if (cache != nullptr) {
-    before = read_slots(cache->conv, pack);
+    before = read_slots(cache->conv, pack.slot_index);
   } else if (const Lookback lookback(pieces, reach, ranks); lookback.is_needed()) {
     const auto rows = lookback.rows(normed);  // [count, n D]
     const auto sequences = static_cast<std::int64_t>(own.lengths.size());
@@ -210,7 +210,7 @@ Tensor PerLayerEmbedding::forward(const Tensor& streams, const ForwardContext& c
     before = at::cat({first, others}).narrow(0, 0, sequences);
   }
   const auto conv = dilated_causal_conv(normed, conv_weight_.value, own.lengths, before, dilation);
-  if (cache != nullptr) write_slots(cache->conv, pack, conv.history);
+  if (cache != nullptr) write_slots(cache->conv, pack.slot_index, conv.history);
   return gated + conv.out;
 }
 

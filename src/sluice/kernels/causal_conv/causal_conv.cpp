@@ -5,6 +5,7 @@
 #include "sluice/kernels/common/operator.h"
 #include "sluice/kernels/common/packing.h"
 #include "sluice/kernels/common/rows.h"
+#include "sluice/kernels/common/slots.h"
 
 namespace sluice {
 namespace {
@@ -99,8 +100,8 @@ std::tuple<Tensor, Tensor> forward_autograd(const Tensor& x, const Tensor& weigh
 
 Tensor cached_by_copy(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens, const Tensor& slots,
                       Tensor& states, bool silu) {
-  const auto output = causal_conv(x, weight, cu_seqlens, states.index_select(0, slots), silu);
-  states.index_copy_(0, slots, output.final_state);
+  const auto output = causal_conv(x, weight, cu_seqlens, read_slots(states, slots), silu);
+  write_slots(states, slots, output.final_state);
   return output.out;
 }
 

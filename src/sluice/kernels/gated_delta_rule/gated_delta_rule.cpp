@@ -4,6 +4,7 @@
 #include "sluice/core/error.h"
 #include "sluice/kernels/common/operator.h"
 #include "sluice/kernels/common/packing.h"
+#include "sluice/kernels/common/slots.h"
 
 namespace sluice {
 namespace {
@@ -135,14 +136,9 @@ std::tuple<Tensor, Tensor, Tensor> backward_into(const Tensor& grad_out, Optiona
 
 Tensor cached_by_copy(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                       const Tensor& cu_seqlens, const Tensor& slots, Tensor& states, double scale, bool qk_l2norm) {
-  const bool all = slots.size(0) == states.size(0);  // rising, they are 0, 1, ..
-  const auto output = gated_delta_rule(q, k, v, g, beta, cu_seqlens, all ? states : states.index_select(0, slots),
-                                       scale, qk_l2norm, /*output_final_state=*/true);
-  if (all) {
-    states.copy_(output.final_state);
-  } else {
-    states.index_copy_(0, slots, output.final_state);
-  }
+  const auto output = gated_delta_rule(q, k, v, g, beta, cu_seqlens, read_slots(states, slots), scale, qk_l2norm,
+                                       /*output_final_state=*/true);
+  write_slots(states, slots, output.final_state);
   return output.out;
 }
 
