@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
+#include "sluice/kernels/block_sparse_attention/signatures.h"
 
 #include "sluice/core/error.h"
 #include "sluice/kernels/common/attention_inputs.h"
@@ -9,12 +10,7 @@
 namespace sluice {
 namespace {
 
-using Optional = const std::optional<Tensor>&;
-using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
-                                           const Tensor&, const Tensor&, Optional, double);
-using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                    const Tensor&, const Tensor&, const Tensor&, std::int64_t,
-                                                    const Tensor&, const Tensor&, Optional, double);
+using block_sparse::Backward, block_sparse::Forward, block_sparse::Optional;
 
 void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& blocks, std::int64_t block_size,
                   const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, Optional seqused_k) {

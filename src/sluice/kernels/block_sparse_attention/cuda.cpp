@@ -13,9 +13,6 @@ constexpr auto kOp = "block_sparse_attention";
 
 using Optional = const std::optional<Tensor>&;
 
-const __nv_bfloat16* bf16_data(const Tensor& x) { return static_cast<const __nv_bfloat16*>(x.const_data_ptr()); }
-__nv_bfloat16* mutable_bf16_data(const Tensor& x) { return static_cast<__nv_bfloat16*>(x.mutable_data_ptr()); }
-
 // What the params point into: inputs in the layout that the kernels read. Held until the launch.
 struct Inputs {
   Tensor q, k, v, blocks, cu_seqlens_q, cu_seqlens_k, seqused_k;

@@ -4,18 +4,14 @@
 // costs what dense attention costs without a fused kernel; memory is bounded by the tile.
 #include "sluice/core/log.h"
 #include "sluice/kernels/block_sparse_attention/block_sparse_attention.h"
+#include "sluice/kernels/block_sparse_attention/signatures.h"
 #include "sluice/kernels/common/operator.h"
 #include "sluice/kernels/common/tiled_attention.h"
 
 namespace sluice {
 namespace {
 
-using Optional = const std::optional<Tensor>&;
-using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
-                                           const Tensor&, const Tensor&, Optional, double);
-using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                    const Tensor&, const Tensor&, const Tensor&, std::int64_t,
-                                                    const Tensor&, const Tensor&, Optional, double);
+using block_sparse::Backward, block_sparse::Forward, block_sparse::Optional;
 
 // Empty, or why the kernels cannot run these.
 std::string why_plain(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t block_size, double scale,

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "sluice/kernels/block_sparse_attention/sm90_query_walk.cuh"
+#include "sluice/kernels/common/shared_memory.cuh"
 
 namespace sluice::sm90 {
 namespace {
@@ -204,13 +205,8 @@ template <int kDim>
 cudaError_t launch(const SparseParams& params, const SparseWorkspace& workspace, cudaStream_t stream) {
   constexpr int kBytes = sizeof(ForwardStorage<kDim>);
   static_assert(kBytes <= 227 * 1024, "shared memory of one multiprocessor");
-  const auto kernel = sparse_forward<kDim>;
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      error != cudaSuccess) {
-    return error;
-  }
-  kernel<<<query_tile_bound(params) * params.kv_heads, kWalkThreads, kBytes, stream>>>(params, workspace);
-  return cudaGetLastError();
+  return launch_with_shared_memory(sparse_forward<kDim>, query_tile_bound(params) * params.kv_heads, kWalkThreads,
+                                   kBytes, stream, params, workspace);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // warpgroup owns dV and makes P^T, which it hands to the other through shared memory; that one owns dK. A producer
 // warpgroup gathers rows of q and dO. A key tile and kv head is one CTA's, so sums have one order.
 #include "sluice/kernels/block_sparse_attention/sm90.cuh"
+#include "sluice/kernels/common/shared_memory.cuh"
 
 namespace sluice::sm90 {
 namespace {
@@ -286,14 +287,8 @@ template <int kDim>
 cudaError_t launch(const SparseBackwardParams& params, const SparseWorkspace& workspace, cudaStream_t stream) {
   constexpr int kBytes = sizeof(KeyGradientStorage<kDim>);
   static_assert(kBytes <= 227 * 1024, "shared memory of one multiprocessor");
-  const auto kernel = key_gradients<kDim>;
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      error != cudaSuccess) {
-    return error;
-  }
   const int items = key_tile_bound(params.forward) * params.forward.kv_heads;
-  kernel<<<items, kThreads, kBytes, stream>>>(params, workspace);
-  return cudaGetLastError();
+  return launch_with_shared_memory(key_gradients<kDim>, items, kThreads, kBytes, stream, params, workspace);
 }
 
 }  // namespace

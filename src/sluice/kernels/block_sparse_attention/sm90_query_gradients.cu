@@ -2,6 +2,7 @@
 // The gradient of q, over query tiles, and what both gradient kernels need of each row (query, head):
 //   D = dO . O    P = exp(scale S - lse), S = Q K^T    dS = P (dO V^T - D)    dQ = scale dS K
 #include "sluice/kernels/block_sparse_attention/sm90_query_walk.cuh"
+#include "sluice/kernels/common/shared_memory.cuh"
 
 namespace sluice::sm90 {
 namespace {
@@ -190,14 +191,8 @@ template <int kDim>
 cudaError_t launch(const SparseBackwardParams& params, const SparseWorkspace& workspace, cudaStream_t stream) {
   constexpr int kBytes = sizeof(QueryGradientStorage<kDim>);
   static_assert(kBytes <= 227 * 1024, "shared memory of one multiprocessor");
-  const auto kernel = query_gradients<kDim>;
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      error != cudaSuccess) {
-    return error;
-  }
   const int items = query_tile_bound(params.forward) * params.forward.kv_heads;
-  kernel<<<items, kWalkThreads, kBytes, stream>>>(params, workspace);
-  return cudaGetLastError();
+  return launch_with_shared_memory(query_gradients<kDim>, items, kWalkThreads, kBytes, stream, params, workspace);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "sluice/kernels/block_top_k/params.h"
+#include "sluice/kernels/common/shared_memory.cuh"
 
 namespace sluice {
 namespace {
@@ -217,14 +218,9 @@ cudaError_t launch(const BlockTopKParams& params, cudaStream_t stream) {
   const int queries = kRows / params.heads;
   const int width = (std::min(params.block_rows, kBlockTopKMostBlocks) + kGroup - 1) / kGroup * kGroup;
   const int capacity = static_cast<int>(std::min<int64_t>(int64_t{queries} * width, kBlockTopKMostBlocks));
-  const auto kernel = choose_blocks<kDim>;
   const int bytes = capacity * static_cast<int>(sizeof(uint32_t));
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-      error != cudaSuccess) {
-    return error;
-  }
-  kernel<<<params.q_tokens / queries + params.sequences, kThreads, bytes, stream>>>(params, capacity);
-  return cudaGetLastError();
+  return launch_with_shared_memory(choose_blocks<kDim>, params.q_tokens / queries + params.sequences, kThreads, bytes,
+                                   stream, params, capacity);
 }
 
 }  // namespace

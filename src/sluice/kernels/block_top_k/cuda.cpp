@@ -8,8 +8,6 @@ namespace {
 
 constexpr auto kOp = "block_top_k";
 
-const __nv_bfloat16* bf16_data(const Tensor& x) { return static_cast<const __nv_bfloat16*>(x.const_data_ptr()); }
-
 // [B, d] without gaps between rows, which start at multiples of 16 bytes.
 Tensor dense_rows(const Tensor& x) {
   const bool dense = x.is_contiguous() && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;

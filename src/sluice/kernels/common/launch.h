@@ -4,6 +4,7 @@
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -17,6 +18,9 @@ namespace sluice {
 inline void check_launch(std::string_view op, cudaError_t error) {
   SLUICE_CHECK(error == cudaSuccess, "{}: launch failed: {}", op, cudaGetErrorString(error));
 }
+
+inline const __nv_bfloat16* bf16_data(const Tensor& x) { return static_cast<const __nv_bfloat16*>(x.const_data_ptr()); }
+inline __nv_bfloat16* mutable_bf16_data(const Tensor& x) { return static_cast<__nv_bfloat16*>(x.mutable_data_ptr()); }
 
 // float32 and bfloat16 are what the kernels compute with.
 inline bool is_bfloat16(std::string_view op, std::string_view name, const Tensor& x) {

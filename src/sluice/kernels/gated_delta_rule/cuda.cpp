@@ -16,9 +16,6 @@ constexpr auto kOp = "gated_delta_rule";
 
 using Optional = const std::optional<Tensor>&;
 
-const __nv_bfloat16* bf16_data(const Tensor& x) { return static_cast<const __nv_bfloat16*>(x.const_data_ptr()); }
-__nv_bfloat16* mutable_bf16_data(const Tensor& x) { return static_cast<__nv_bfloat16*>(x.mutable_data_ptr()); }
-
 void check_shape(const char* name, const Tensor& x, at::IntArrayRef shape, at::ScalarType type, const Tensor& q) {
   SLUICE_CHECK(x.sizes() == shape && x.scalar_type() == type && x.device() == q.device(),
                "gated_delta_rule: {} must be {} {} on {}, as q {} asks; got {} on {}", name, c10::str(shape),

@@ -6,6 +6,7 @@
 //   dS = e^G_C dS' - K~^T (e^G dV) + scale Q~^T (e^G dO)
 #include <algorithm>
 
+#include "sluice/kernels/common/shared_memory.cuh"
 #include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
 
 namespace sluice::sm90 {
@@ -146,15 +147,9 @@ template <int kGroups>
 cudaError_t launch(const GatedDeltaBackwardParams& params, const Workspace& workspace, int multiprocessors,
                    cudaStream_t stream) {
   using Layout = sm90::Layout<kGroups>;
-  const auto kernel = walk_backward<kGroups>;
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::bytes);
-      error != cudaSuccess) {
-    return error;
-  }
   const int grid = std::min(walk_items<kGroups>(params.forward, params.forward.sequences), multiprocessors);
-  kernel<<<grid, Layout::kThreads, Layout::bytes, stream>>>(params, workspace);
-  return cudaGetLastError();
+  return launch_with_shared_memory(walk_backward<kGroups>, grid, Layout::kThreads, Layout::bytes, stream, params,
+                                   workspace);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // S; P E).
 #include <algorithm>
 
+#include "sluice/kernels/common/shared_memory.cuh"
 #include "sluice/kernels/gated_delta_rule/sm90_walk.cuh"
 
 namespace sluice::sm90 {
@@ -159,15 +160,9 @@ template <Walk kWalk, int kGroups>
 cudaError_t launch(const GatedDeltaParams& params, const Workspace& workspace, int multiprocessors,
                    cudaStream_t stream) {
   using Layout = sm90::Layout<kWalk, kGroups>;
-  const auto kernel = walk_forward<kWalk, kGroups>;
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::bytes);
-      error != cudaSuccess) {
-    return error;
-  }
   const int grid = std::min(walk_items<kGroups>(params, params.sequences), multiprocessors);
-  kernel<<<grid, Layout::kThreads, Layout::bytes, stream>>>(params, workspace);
-  return cudaGetLastError();
+  return launch_with_shared_memory(walk_forward<kWalk, kGroups>, grid, Layout::kThreads, Layout::bytes, stream, params,
+                                   workspace);
 }
 
 }  // namespace

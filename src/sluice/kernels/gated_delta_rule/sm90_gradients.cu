@@ -17,6 +17,7 @@
 // read a chunk and value head.
 #include <algorithm>
 
+#include "sluice/kernels/common/shared_memory.cuh"
 #include "sluice/kernels/gated_delta_rule/sm90_gradients.cuh"
 
 namespace sluice::sm90 {
@@ -390,13 +391,8 @@ cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Works
   int multiprocessors = 0;
   if (const cudaError_t error = multiprocessor_count(multiprocessors); error != cudaSuccess) return error;
   constexpr int kBytes = sizeof(GradientStorage);
-  if (const cudaError_t error = cudaFuncSetAttribute(gradients, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-      error != cudaSuccess) {
-    return error;
-  }
   const int grid = std::min(workspace.segment_chunks * params.forward.key_heads, multiprocessors);
-  gradients<<<grid, kThreads, kBytes, stream>>>(params, workspace);
-  return cudaGetLastError();
+  return launch_with_shared_memory(gradients, grid, kThreads, kBytes, stream, params, workspace);
 }
 
 }  // namespace sluice::sm90
