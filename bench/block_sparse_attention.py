@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_timing import median_ms, rates
+from gpu_timing import median_ms, start
 
 OPS = torch.ops.sluice
 BLOCK, TOP_K, DIM = 4, 512, 256
@@ -91,11 +91,7 @@ def main():
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    for library in ("libsluice_ops.so", "libsluice_cuda.so"):
-        torch.ops.load_library(pathlib.Path(arguments.libraries) / library)
-    torch.manual_seed(0)
-    copy, matmul = rates()
-    print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {matmul / 1e12:.0f} TFLOP/s")
+    copy, matmul = start(arguments.libraries)
     rows = []
     for case in arguments.rows:
         heads, size, kind = case.split(":")

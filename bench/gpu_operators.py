@@ -9,7 +9,7 @@ import pathlib
 import torch
 import torch.nn.functional as F
 
-from gpu_timing import median_ms, rates
+from gpu_timing import median_ms, start
 
 OPS = torch.ops.sluice
 
@@ -83,11 +83,7 @@ def main():
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    for library in ("libsluice_ops.so", "libsluice_cuda.so"):
-        torch.ops.load_library(pathlib.Path(arguments.libraries) / library)
-    torch.manual_seed(0)
-    copy, matmul = rates()
-    print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {matmul / 1e12:.0f} TFLOP/s")
+    copy, matmul = start(arguments.libraries)
     rows = []
     for name, ours, leaves, peer, forward_floor, floor in cases():
         found, other = both(ours, leaves), both(peer, leaves)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What benchmarks on one NVIDIA GPU share: times of a call, and the rates that their floors are told in."""
+import pathlib
 import statistics
 
 import torch
@@ -27,3 +28,13 @@ def rates():
     copy = 2 * x.nbytes / median_ms(lambda: y.copy_(x)) * 1e3
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
     return copy, 2 * 8192**3 / median_ms(lambda: a @ b) * 1e3
+
+
+def start(libraries):
+    """Loads the operators from a folder, and prints and returns the device's rates."""
+    for library in ("libsluice_ops.so", "libsluice_cuda.so"):
+        torch.ops.load_library(pathlib.Path(libraries) / library)
+    torch.manual_seed(0)
+    copy, matmul = rates()
+    print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {matmul / 1e12:.0f} TFLOP/s")
+    return copy, matmul

@@ -411,14 +411,17 @@ TEST(Ppo, TakesTheRewardWithTheLastTokenAndPaysForDivergence) {
   }
 }
 
-TEST(Ppo, WhitensTheCountedTokensOfAStepTogether) {
-  const auto model = tiny_model("qwen3_5-tiny");
-  const auto prompts = random_prompts({6, 10});
-  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
-  const auto head = drawn_value_head(*model.decoder);
-  const Policy policy{
-      .decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable(), .value_head = head.get()};
-  auto responses = sample(engine, prompts, 1, 20);
+// Answers of a tiny model with a value head.
+struct PpoStep : testing::Test {
+  Model model = tiny_model("qwen3_5-tiny");
+  std::vector<Prompt> prompts = random_prompts({6, 10});
+  Engine engine{*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60}};
+  std::unique_ptr<ValueHead> head = drawn_value_head(*model.decoder);
+  Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable(), .value_head = head.get()};
+  std::vector<TrainedResponse> responses = sample(engine, prompts, 1, 20);
+};
+
+TEST_F(PpoStep, WhitensTheCountedTokensOfAStepTogether) {
   responses[1].counted = false;
   prepare_ppo(policy, algorithm_settings(ppo()), responses);
   std::vector<Tensor> counted;
@@ -431,14 +434,7 @@ TEST(Ppo, WhitensTheCountedTokensOfAStepTogether) {
 }
 
 // The head learns what answers are worth, beside a policy that is not moved.
-TEST(Ppo, ValuesComeToExplainReturns) {
-  const auto model = tiny_model("qwen3_5-tiny");
-  const auto prompts = random_prompts({6, 10});
-  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
-  const auto head = drawn_value_head(*model.decoder);
-  const Policy policy{
-      .decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable(), .value_head = head.get()};
-  auto responses = sample(engine, prompts, 1, 20);
+TEST_F(PpoStep, ValuesComeToExplainReturns) {
   auto options = ppo();
   options.value_clip = 10;
   const auto settings = algorithm_settings(options);
@@ -460,14 +456,7 @@ TEST(Ppo, ValuesComeToExplainReturns) {
 }
 
 // The decoder learns from the head's errors too, as much as value_coef says.
-TEST(Ppo, TheValueLossReachesTheDecoder) {
-  const auto model = tiny_model("qwen3_5-tiny");
-  const auto prompts = random_prompts({6, 10});
-  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 60});
-  const auto head = drawn_value_head(*model.decoder);
-  const Policy policy{
-      .decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable(), .value_head = head.get()};
-  auto responses = sample(engine, prompts, 1, 20);
+TEST_F(PpoStep, TheValueLossReachesTheDecoder) {
   std::vector<double> norms;
   for (const double coef : {0.0, 0.1, 0.2}) {
     auto options = ppo();
