@@ -265,7 +265,7 @@ void add_fresh(std::vector<Item>& items, const std::vector<Parameter*>& fresh, s
 
 // config.json of the export; the source's own, byte for byte, where nothing is or was FP8.
 std::string config_of(const ModelFolder& source, const std::vector<Item>& items, const ExportOptions& options) {
-  const auto text = options.config ? *options.config : read_file(source.path() / kConfigFile, kMaxConfigBytes);
+  auto text = options.config ? *options.config : read_file(source.path() / kConfigFile, kMaxConfigBytes);
   const std::string key(kQuantizationKey);
   if (!options.fp8 && !source.config().contains(key)) return text;
   auto config = nlohmann::ordered_json::parse(text);

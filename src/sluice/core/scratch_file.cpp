@@ -19,8 +19,8 @@ namespace {
 void advise(std::span<const std::byte> part, int advice) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   if (part.empty()) return;
-  const auto begin = reinterpret_cast<std::uintptr_t>(part.data()), first = begin / page * page;
-  ::madvise(reinterpret_cast<void*>(first), begin + part.size() - first, advice);
+  const auto before = reinterpret_cast<std::uintptr_t>(part.data()) % page;
+  ::madvise(const_cast<std::byte*>(part.data()) - before, before + part.size(), advice);
 }
 
 }  // namespace

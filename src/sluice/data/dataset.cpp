@@ -42,13 +42,16 @@ Dataset Dataset::load(const std::vector<std::filesystem::path>& files, const Sam
       counts.over_long += over_long ? 1 : 0;
       if (over_long && options.over_long == OverLong::kDrop) return;
       bool trained = false;
-      for (std::size_t begin = 0; begin < sample.tokens.size(); begin += max_tokens) {
-        auto part = over_long ? piece(sample, begin, max_tokens) : std::move(sample);
-        if (part.trained_tokens() > 0) {
-          trained = true;
-          dataset.add(std::move(part));
-        }
-        if (!over_long || options.over_long == OverLong::kTruncate) break;
+      const auto add = [&](Sample part) {
+        if (part.trained_tokens() == 0) return;
+        trained = true;
+        dataset.add(std::move(part));
+      };
+      if (over_long) {
+        const auto end = options.over_long == OverLong::kTruncate ? max_tokens : sample.tokens.size();
+        for (std::size_t begin = 0; begin < end; begin += max_tokens) add(piece(sample, begin, max_tokens));
+      } else {
+        add(std::move(sample));
       }
       counts.untrained += trained ? 0 : 1;
     });

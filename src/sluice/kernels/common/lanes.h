@@ -31,7 +31,7 @@ SLUICE_INLINE Scalar narrow(Wide<Scalar> x) {
   if constexpr (std::is_same_v<Scalar, c10::BFloat16>) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const auto rounded = static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-    return {x == x ? rounded : std::uint16_t{0x7fc0}, c10::BFloat16::from_bits()};
+    return {std::isnan(x) ? std::uint16_t{0x7fc0} : rounded, c10::BFloat16::from_bits()};
   } else {
     return x;
   }
