@@ -137,6 +137,38 @@ def test_gradients_land_where_the_layer_wants_them():
     assert torch.equal(x, want[0]) and torch.equal(gate, want[1]) and torch.equal(got, want[2])
 
 
+@pytest.mark.parametrize("tokens", [1, 64, 200, 20000])
+@pytest.mark.parametrize("with_state", [True, False])
+def test_the_delta_rule_in_steps_gives_the_bits_of_the_whole(tokens, with_state):
+    """As context-parallel ranks take it: forward once prepared, backward begun before the final state's gradient is there."""
+    torch.manual_seed(6)
+    key_heads, heads, dim, ops = 2, 6, 128, torch.ops.sluice
+    bounds = cu_seqlens([tokens]).cuda()
+    joint = torch.randn(tokens, (2 * key_heads + heads) * dim, device="cuda").bfloat16()
+    split = lambda x: [part.unflatten(1, (-1, dim)) for part in x.split([key_heads * dim, key_heads * dim, heads * dim], 1)]
+    q, k, v = split(joint)
+    g, beta = -torch.rand(tokens, heads, device="cuda") / 10, torch.rand(tokens, heads, device="cuda")
+    grad_out = torch.randn(tokens, heads, dim, device="cuda").bfloat16()
+    state, grad_state = (torch.randn(1, heads, dim, dim, device="cuda") for _ in range(2))
+    state = state if with_state else None
+    rest = (state, dim**-0.5, True)
+    out, final_state, checkpoints = ops.gated_delta_rule(q, k, v, g, beta, bounds, *rest)
+    prepared = ops.gated_delta_rule.prepare(q, k, v, g, beta, bounds, *rest[1:])
+    for _ in range(2):
+        got = ops.gated_delta_rule.prepared(prepared, q, k, v, g, beta, bounds, *rest, True)
+        assert torch.equal(got[0], out) and torch.equal(got[1], final_state)
+    for grad_final in (None, grad_state):
+        want = ops.gated_delta_rule_backward(grad_out, grad_final, q, k, v, g, beta, bounds, state, checkpoints, *rest[1:])
+        for from_zero in (True, False):
+            own = split(joint.clone())   # whose places the gradients take
+            grad_initial, kept = ops.gated_delta_rule_backward.begin(grad_out, *own, g, beta, bounds, *rest, from_zero)
+            if from_zero and grad_final is None and with_state:
+                assert torch.equal(grad_initial, want[5])
+            gates = ops.gated_delta_rule_backward.finish(kept, grad_final, grad_out, *own, g, beta, bounds, *rest, *own)
+            for x, y in zip([*own, *gates], want):
+                assert torch.equal(x, y)
+
+
 # Sequences of a few tokens continue states in their slots; other slots stay as they are. Sums of float32 products, and one
 # rounding of the output.
 @pytest.mark.parametrize("lengths,slots", [([1], [2]), ([1] * 5, [0, 1, 3, 4, 6]), ([3, 1, 0, 8], [1, 2, 4, 5])])

@@ -2,6 +2,8 @@
 #include "sluice/layers/linked_delta_rule.h"
 
 #include <algorithm>
+#include <functional>
+#include <tuple>
 
 #include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
 #include "sluice/parallel/collectives.h"
@@ -44,19 +46,16 @@ std::vector<DeltaRun> runs_of(const Pack& pack, const PackPiece& piece) {
   return runs;
 }
 
-GatedDeltaOutput rule(const DeltaRun& run, const DeltaInputs& x, const std::optional<Tensor>& initial_state,
-                      double scale, bool output_final_state) {
-  return gated_delta_rule(x.q, x.k, x.v, x.g, x.beta, run.cu_seqlens, initial_state, scale, /*qk_l2norm=*/true,
-                          output_final_state);
-}
-
-// Each rank's matrices [Hv, .., ..], from those ranks that have one.
-std::vector<Tensor> gather_matrices(const Tensor& own, const std::vector<bool>& has, at::IntArrayRef shape,
-                                    const Group& group, const at::TensorOptions& options) {
+// Each rank's matrices [Hv, .., ..], from those ranks that have one. The call of what comes back waits for them.
+std::function<std::vector<Tensor>()> start_gather(const Tensor& own, const std::vector<bool>& has,
+                                                  at::IntArrayRef shape, const Group& group,
+                                                  const at::TensorOptions& options) {
   std::vector<std::int64_t> rows;
   for (const auto one : has) rows.push_back(one ? shape[0] : 0);
   const auto none = at::empty({0, shape[1], shape[2]}, options);
-  return all_gather_rows(own.defined() ? own : none, rows, group).split_with_sizes(rows);
+  return [rows, gathered = start_all_gather_rows(own.defined() ? own : none, rows, group)] {
+    return gathered().split_with_sizes(rows);
+  };
 }
 
 std::vector<bool> which(const std::vector<PackPiece>& pieces, bool (*has)(const PackPiece&)) {
@@ -78,46 +77,66 @@ LinkedDeltaOutput linked_delta_rule(const DeltaInputs& x, const Pack& pack, cons
   auto& runs = result.links.runs;
   std::vector<Tensor> outs(runs.size());
   Tensor state;  // at the end of the run: B of a sequence that goes on
-  const auto compute = [&](std::size_t i, bool output_final_state) {
-    auto output = rule(runs[i], tokens_of(runs[i], x), runs[i].initial_state, scale, output_final_state);
+  const auto compute = [&](std::size_t i) {
+    auto& run = runs[i];
+    const auto in = tokens_of(run, x);
+    auto output = gated_delta_rule(in.q, in.k, in.v, in.g, in.beta, run.cu_seqlens, std::nullopt, scale,
+                                   /*qk_l2norm=*/true, /*output_final_state=*/run.goes_on);
     outs[i] = output.out;
-    runs[i].checkpoints = output.checkpoints;
+    run.checkpoints = output.checkpoints;
     return output.final_state;
   };
+  // Of the sequence that began earlier.
+  const auto prepare = [&] {
+    const auto in = tokens_of(runs[0], x);
+    return gated_delta_rule_prepare(in.q, in.k, in.v, in.g, in.beta, runs[0].cu_seqlens, scale, /*qk_l2norm=*/true);
+  };
+  const auto compute_prepared = [&](const Tensor& prepared, const Tensor& v, const std::optional<Tensor>& initial_state,
+                                    bool output_final_state) {
+    const auto in = tokens_of(runs[0], x);
+    return gated_delta_rule_prepared(prepared, in.q, in.k, v, in.g, in.beta, runs[0].cu_seqlens, initial_state, scale,
+                                     /*qk_l2norm=*/true, output_final_state);
+  };
 
-  // 1. What waits for no other rank.
-  Tensor transition;
+  // 1. What other ranks wait for.
+  Tensor prepared, transition;
   if (own.is_inside()) {
-    auto tokens = tokens_of(runs[0], x);
-    state = rule(runs[0], tokens, std::nullopt, scale, true).final_state[0];
-    tokens.v = at::zeros({runs[0].count, heads, key_dim}, x.v.options());
+    prepared = prepare();
+    const auto zeros = at::zeros({own.count, heads, key_dim}, x.v.options());
     const auto identity = at::eye(key_dim, x.g.options()).expand({1, heads, key_dim, key_dim}).contiguous();
-    transition = rule(runs[0], tokens, identity, scale, true).final_state[0];
-  }
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].begun) continue;
-    const auto final_state = compute(i, runs[i].goes_on);
-    if (runs[i].goes_on) state = final_state[0];
+    state = compute_prepared(prepared, tokens_of(runs[0], x).v, std::nullopt, true).final_state[0];
+    transition = compute_prepared(prepared, zeros, identity, true).final_state[0];
+  } else if (own.goes_on) {
+    state = compute(runs.size() - 1)[0];
   }
 
-  // 2. The states at the ranks' ends, and with them the one at this rank's beginning.
-  if (std::ranges::any_of(pieces, goes_on)) {
-    const auto states =
-        gather_matrices(state, which(pieces, goes_on), {heads, key_dim, value_dim}, group, x.g.options());
-    result.links.transitions =
-        gather_matrices(transition, which(pieces, is_inside), {heads, key_dim, key_dim}, group, x.g.options());
+  // 2. The states at the ranks' ends; and, while they are on their way, what does not need them.
+  const bool linked = std::ranges::any_of(pieces, goes_on);
+  std::function<std::vector<Tensor>()> states, transitions;
+  if (linked) {
+    states = start_gather(state, which(pieces, goes_on), {heads, key_dim, value_dim}, group, x.g.options());
+    transitions = start_gather(transition, which(pieces, is_inside), {heads, key_dim, key_dim}, group, x.g.options());
+  }
+  if (own.begun > 0 && !own.is_inside()) prepared = prepare();
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (!runs[i].begun && !runs[i].goes_on) compute(i);
+  }
+
+  // 3. With them the state at this rank's beginning, and the sequence that waited for it.
+  if (linked) {
+    const auto ends = states();
+    result.links.transitions = transitions();
     Tensor begin;
     for (std::int64_t rank = 0; rank < group.rank(); ++rank) {
       if (pieces[rank].is_inside()) {
-        begin = at::baddbmm(states[rank], result.links.transitions[rank], begin);
+        begin = at::baddbmm(ends[rank], result.links.transitions[rank], begin);
       } else if (pieces[rank].goes_on) {
-        begin = states[rank];
+        begin = ends[rank];
       }
     }
-    // 3. The sequence that waited for it.
     if (own.begun > 0) {
       runs[0].initial_state = begin.unsqueeze(0);
-      compute(0, /*output_final_state=*/false);
+      outs[0] = compute_prepared(prepared, tokens_of(runs[0], x).v, runs[0].initial_state, false).out;
     }
   }
   result.out = outs.empty() ? at::empty_like(x.v) : outs.size() == 1 ? outs[0] : at::cat(outs);
@@ -131,36 +150,49 @@ LinkedDeltaGradients linked_delta_rule_backward(const Tensor& grad_out, DeltaInp
   const auto heads = x.v.size(1), key_dim = x.k.size(2), value_dim = x.v.size(2);
   const auto& runs = links.runs;
   std::vector<LinkedDeltaGradients> parts(runs.size());
-  // Gives the gradient of the run's initial state. Gradients of q, k and v go to `to`.
-  const auto differentiate = [&](std::size_t i, const std::optional<Tensor>& grad_final_state, DeltaInputs to) {
+  const auto grad_out_of = [&](const DeltaRun& run) { return grad_out.narrow(0, run.first, run.count); };
+
+  // 1. Of sequences that other ranks share, what others wait for, or what waits for nobody.
+  std::vector<std::optional<GatedDeltaBackward>> begun(runs.size());
+  Tensor grad_state;  // of the state at the beginning, of a sequence that goes on while that at its end has none: C
+  for (std::size_t i = 0; i < runs.size(); ++i) {
     const auto& run = runs[i];
+    if (!run.begun && !run.goes_on) continue;
     const auto in = tokens_of(run, x);
-    const auto grads = gated_delta_rule_backward(grad_out.narrow(0, run.first, run.count), grad_final_state, in.q, in.k,
-                                                 in.v, in.g, in.beta, run.cu_seqlens, run.initial_state,
-                                                 run.checkpoints, scale, /*qk_l2norm=*/true, to.q, to.k, to.v);
-    parts[i] = {grads.g, grads.beta};
-    return grads.initial_state;
-  };
-  const auto in_place = [&](std::size_t i, const std::optional<Tensor>& grad_final_state) {
-    return differentiate(i, grad_final_state, tokens_of(runs[i], x));
+    begun[i].emplace(grad_out_of(run), in.q, in.k, in.v, in.g, in.beta, run.cu_seqlens, run.initial_state, scale,
+                     /*qk_l2norm=*/true, /*from_zero=*/run.begun);
+    if (run.begun) grad_state = begun[i]->grad_initial_state()[0];
+  }
+  const auto finish = [&](std::size_t i, const std::optional<Tensor>& grad_final_state) {
+    auto to = tokens_of(runs[i], x);
+    std::tie(parts[i].g, parts[i].beta) = begun[i]->finish(grad_final_state, to.q, to.k, to.v);
+    begun[i].reset();
   };
 
-  // 1. What waits for no other rank.
-  Tensor grad_state;  // of the state at the beginning: C
-  if (own.is_inside()) {
-    grad_state =
-        differentiate(0, std::nullopt, {at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v), {}, {}})[0];
+  // 2. The gradients at the ranks' beginnings; and, while they are on their way, what does not need them.
+  const bool linked = std::ranges::any_of(pieces, begins_earlier);
+  std::function<std::vector<Tensor>()> gathered;
+  if (linked) {
+    gathered =
+        start_gather(grad_state, which(pieces, begins_earlier), {heads, key_dim, value_dim}, group, x.g.options());
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].goes_on) continue;
-    const auto grad = in_place(i, std::nullopt);
-    if (runs[i].begun) grad_state = grad[0];
+    const auto& run = runs[i];
+    if (run.goes_on) continue;
+    if (run.begun) {
+      finish(i, std::nullopt);
+      continue;
+    }
+    auto in = tokens_of(run, x);
+    const auto grads = gated_delta_rule_backward(grad_out_of(run), std::nullopt, in.q, in.k, in.v, in.g, in.beta,
+                                                 run.cu_seqlens, run.initial_state, run.checkpoints, scale,
+                                                 /*qk_l2norm=*/true, in.q, in.k, in.v);
+    parts[i] = {grads.g, grads.beta};
   }
 
-  // 2. The gradients at the ranks' beginnings, and with them the one at this rank's end.
-  if (std::ranges::any_of(pieces, begins_earlier)) {
-    const auto grads =
-        gather_matrices(grad_state, which(pieces, begins_earlier), {heads, key_dim, value_dim}, group, x.g.options());
+  // 3. With them the gradient of the state at this rank's end, and the sequence that waited for it.
+  if (linked) {
+    const auto grads = gathered();
     Tensor end;
     for (auto rank = group.size() - 1; rank > group.rank(); --rank) {
       if (pieces[rank].is_inside()) {
@@ -169,8 +201,7 @@ LinkedDeltaGradients linked_delta_rule_backward(const Tensor& grad_out, DeltaInp
         end = grads[rank];
       }
     }
-    // 3. The sequence that waited for it.
-    if (own.goes_on) in_place(runs.size() - 1, end.unsqueeze(0));
+    if (own.goes_on) finish(runs.size() - 1, end.unsqueeze(0));
   }
   if (parts.size() == 1) return parts[0];
   LinkedDeltaGradients result{at::empty_like(x.g), at::empty_like(x.beta)};

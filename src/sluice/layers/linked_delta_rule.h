@@ -25,7 +25,7 @@ struct DeltaRun {
   Tensor cu_seqlens;
   bool begun = false, goes_on = false;  // one sequence, which has tokens before it, or after it
   std::optional<Tensor> initial_state = {};
-  Tensor checkpoints = {};
+  Tensor checkpoints = {};  // of sequences that no other rank shares
 };
 
 // What the backward pass takes besides the inputs.

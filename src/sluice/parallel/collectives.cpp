@@ -45,26 +45,46 @@ void run(const Group& group, const char* name, const Tensor& all, const Communic
   communicator.wait(name, *communicator.start(name, all.device(), exchange));
 }
 
+using Result = std::function<Tensor()>;
+
 // Backends exchange as many rows with each member: shorter parts are padded to the longest.
-Tensor gather(const Tensor& x, Rows rows, const Group& group) {
+Result start_gather(const Tensor& x, Rows rows, const Group& group, bool beside) {
   assert(x.size(0) == rows[group.rank()]);
   const auto longest = std::ranges::max(rows);
   auto all = with_rows(x, longest * group.size());
-  if (all.numel() == 0) return with_rows(x, sum(rows));
+  if (all.numel() == 0) return [none = with_rows(x, sum(rows))] { return none; };
   auto own = x.contiguous();
   if (x.size(0) < longest) {
     own = with_rows(x, longest);
     own.narrow(0, 0, x.size(0)).copy_(x);
     own.narrow(0, x.size(0), longest - x.size(0)).zero_();
   }
-  run(group, "all-gather", all, [&](c10d::Backend& backend) { return backend._allgather_base(all, own); });
-  if (are_equal(rows)) return all;
-  std::vector<Tensor> parts;
-  for (std::int64_t i = 0; i < group.size(); ++i) parts.push_back(all.narrow(0, i * longest, rows[i]));
-  return at::cat(parts);
+  const auto joined = [all, longest, counts = Counts(rows.begin(), rows.end())] {
+    if (are_equal(counts)) return all;
+    std::vector<Tensor> parts;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      parts.push_back(all.narrow(0, static_cast<std::int64_t>(i) * longest, counts[i]));
+    }
+    return at::cat(parts);
+  };
+  if (all.is_meta()) {
+    note_on_paper(group, all, beside);
+    return joined;
+  }
+  constexpr auto kName = "all-gather";
+  auto work = group.communicator().start(kName, x.device(),
+                                         [&](c10d::Backend& backend) { return backend._allgather_base(all, own); });
+  return [group, own, joined, work = std::move(work)] {
+    group.communicator().wait(kName, *work);
+    return joined();
+  };
 }
 
-std::function<Tensor()> start_reduce_scatter(const Tensor& x, Rows rows, const Group& group, bool beside) {
+Tensor gather(const Tensor& x, Rows rows, const Group& group) {
+  return start_gather(x, rows, group, /*beside=*/false)();
+}
+
+Result start_reduce_scatter(const Tensor& x, Rows rows, const Group& group, bool beside) {
   assert(x.size(0) == sum(rows));
   const auto longest = std::ranges::max(rows);
   auto own = with_rows(x, longest);
@@ -154,6 +174,11 @@ Tensor reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group) {
   return exchange(
       x, [=](const Tensor& all) { return reduce_scatter(all, counts, group); },
       [=](const Tensor& grad) { return gather(grad, counts, group); });
+}
+
+std::function<Tensor()> start_all_gather_rows(const Tensor& x, Rows rows, const Group& group) {
+  if (group.size() == 1) return [x] { return x; };
+  return start_gather(x, rows, group, /*beside=*/true);
 }
 
 std::function<Tensor()> start_reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group) {

@@ -27,6 +27,7 @@ Tensor reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group);
 
 // The same without gradient, and beside what the caller does meanwhile: the call of what comes back waits for it and
 // gives the result.
+std::function<Tensor()> start_all_gather_rows(const Tensor& x, Rows rows, const Group& group);
 std::function<Tensor()> start_reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group);
 
 // x [sum of send, ...] is what goes to each member, by rank; the result [sum of receive, ...] what came from each.

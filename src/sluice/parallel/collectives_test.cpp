@@ -146,6 +146,7 @@ TEST(PaperExchanges, CountWhatLeavesARank) {
     all_to_all_rows(x, rows, rows, mesh.cp());
     all_reduce_sum(x, mesh.world());  // three quarters of 96, twice
     start_reduce_scatter_rows(x, rows, mesh.cp())();
+    start_all_gather_rows(x, own, mesh.cp())();
     waited_for = counted.waited_for();
     beside = counted.beside();
   }
@@ -156,7 +157,19 @@ TEST(PaperExchanges, CountWhatLeavesARank) {
   EXPECT_EQ((waited_for[{0, 2}].bytes), 48);
   EXPECT_EQ((waited_for[{0, 1, 2, 3}].bytes), 144);
   ASSERT_EQ(beside.size(), 1U);
-  EXPECT_EQ((beside[{0, 2}].bytes), 48);
+  EXPECT_EQ((beside[{0, 2}].bytes), 48 + 96);
+}
+
+TEST(StartedAllGather, GoesOnBesideOtherExchanges) {
+  run_ranks(2, [](const World& world) {
+    const Mesh mesh(world, {.cp = 2});
+    const std::vector<std::int64_t> rows{1, 2}, none{0, 0};
+    const auto gathered = start_all_gather_rows(at::full({rows[world.rank()], 2}, world.rank()), rows, mesh.cp());
+    const auto empty = start_all_gather_rows(at::ones({0, 2}), none, mesh.cp());
+    EXPECT_EQ(all_reduce_sum(at::ones({1}), mesh.cp()).item<double>(), 2);
+    EXPECT_EQ(empty().size(0), 0);
+    EXPECT_TRUE(gathered().equal(at::tensor({0, 0, 1, 1, 1, 1}, kLong).view({3, 2})));
+  });
 }
 
 TEST(StartedReduceScatter, GoesOnBesideOtherExchanges) {

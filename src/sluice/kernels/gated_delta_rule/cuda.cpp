@@ -103,6 +103,39 @@ std::tuple<Tensor, Tensor, Tensor> gated_delta_rule_cuda(const Tensor& q, const 
   return {out, final_state, checkpoints};
 }
 
+Tensor prepare_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                    const Tensor& cu_seqlens, double scale, bool qk_l2norm) {
+  const c10::cuda::CUDAGuard device(q.device());
+  const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, std::nullopt);
+  GatedDeltaParams params = make_params(inputs, scale, qk_l2norm);
+  const Tensor prepared = workspace(gated_delta_rule_prepared_bytes(params), q);
+  params.workspace = prepared.mutable_data_ptr();
+  check_launch(kOp, launch_gated_delta_rule_prepare_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  return prepared;
+}
+
+std::tuple<Tensor, Tensor> prepared_cuda(const Tensor& prepared, const Tensor& q, const Tensor& k, const Tensor& v,
+                                         const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                         Optional initial_state, double scale, bool qk_l2norm,
+                                         bool output_final_state) {
+  const c10::cuda::CUDAGuard device(q.device());
+  const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
+  GatedDeltaParams params = make_params(inputs, scale, qk_l2norm);
+  const auto bytes = static_cast<std::int64_t>(gated_delta_rule_prepared_bytes(params));
+  SLUICE_CHECK(prepared.numel() == bytes && prepared.scalar_type() == at::kByte && prepared.device() == q.device(),
+               "gated_delta_rule.prepared: prepared must be what gated_delta_rule.prepare gave for these q and k, {} "
+               "bytes on {}; got {}",
+               bytes, q.device().str(), describe(prepared));
+  const Tensor out = at::empty(v.sizes(), v.options());
+  const Tensor final_state =
+      at::empty({output_final_state ? params.sequences : 0, v.size(1), q.size(2), v.size(2)}, g.options());
+  params.out = mutable_bf16_data(out);
+  params.final_state = output_final_state ? final_state.mutable_data_ptr<float>() : nullptr;
+  params.workspace = prepared.mutable_data_ptr();
+  check_launch(kOp, launch_gated_delta_rule_prepared_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  return {out, final_state};
+}
+
 Tensor cached_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                    const Tensor& cu_seqlens, const Tensor& slots, Tensor& states, double scale, bool qk_l2norm) {
   const c10::cuda::CUDAGuard device(q.device());
@@ -127,34 +160,46 @@ void check_gradient(const char* name, const Tensor& grad, const Tensor& x) {
                name, describe(grad));
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Optional grad_final_state,
-                                                      const Tensor& q, const Tensor& k, const Tensor& v,
-                                                      const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
-                                                      Optional initial_state, const Tensor& checkpoints, double scale,
-                                                      bool qk_l2norm, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
-  const c10::cuda::CUDAGuard device(q.device());
-  const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
+// A backward pass's params, without its outputs, and what they point into.
+struct Backward {
+  Inputs inputs;
+  Tensor grad_out, grad_final_state, workspace;
   GatedDeltaBackwardParams params{};
-  params.forward = make_params(inputs, scale, qk_l2norm);
-  check_shape("grad_out", grad_out, v.sizes(), kBFloat16, q);
-  check_gradient("grad_q", grad_q, q);
-  check_gradient("grad_k", grad_k, k);
-  check_gradient("grad_v", grad_v, v);
-  check_shape("checkpoints", checkpoints,
-              {gated_delta_rule_checkpoints(params.forward), v.size(1), q.size(2), v.size(2)}, kFloat, q);
-  const Tensor out_grad = dense_heads(grad_out);
-  const std::vector<int64_t> state_shape{params.forward.sequences, v.size(1), q.size(2), v.size(2)};
-  if (grad_final_state) check_shape("grad_final_state", *grad_final_state, state_shape, kFloat, q);
-  const Tensor state_grad = grad_final_state ? grad_final_state->contiguous() : Tensor();
-  params.grad_out = bf16_data(out_grad);
-  params.grad_final_state = state_grad.defined() ? state_grad.const_data_ptr<float>() : nullptr;
 
-  const Tensor grad_g = at::empty(g.sizes(), g.options()), grad_beta = at::empty(beta.sizes(), beta.options());
-  // Without an initial state nobody asks for its gradient: zeros that take no memory stand in for it.
-  const Tensor grad_initial_state =
-      initial_state ? at::empty(state_shape, g.options()) : at::zeros({}, g.options()).expand(state_shape);
-  params.forward.checkpoints = const_cast<float*>(checkpoints.const_data_ptr<float>());  // only read
-  params.grad_out_stride = out_grad.stride(0);
+  std::vector<int64_t> state_shape() const {
+    const GatedDeltaParams& x = params.forward;
+    return {x.sequences, x.value_heads, x.key_dim, x.value_dim};
+  }
+};
+
+Backward make_backward(const Tensor& grad_out, Optional grad_final_state, const Tensor& q, const Tensor& k,
+                       const Tensor& v, const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                       Optional initial_state, double scale, bool qk_l2norm) {
+  Backward pass{.inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state),
+                .grad_out = {},
+                .grad_final_state = {},
+                .workspace = {}};
+  pass.params.forward = make_params(pass.inputs, scale, qk_l2norm);
+  check_shape("grad_out", grad_out, v.sizes(), kBFloat16, q);
+  pass.grad_out = dense_heads(grad_out);
+  pass.params.grad_out = bf16_data(pass.grad_out);
+  pass.params.grad_out_stride = pass.grad_out.stride(0);
+  if (grad_final_state) {
+    check_shape("grad_final_state", *grad_final_state, pass.state_shape(), kFloat, q);
+    pass.grad_final_state = grad_final_state->contiguous();
+    pass.params.grad_final_state = pass.grad_final_state.const_data_ptr<float>();
+  }
+  return pass;
+}
+
+// Where the gradients go; those of g and beta are given back.
+std::tuple<Tensor, Tensor> set_gradients(Backward& pass, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+  const Inputs& x = pass.inputs;
+  check_gradient("grad_q", grad_q, x.q);
+  check_gradient("grad_k", grad_k, x.k);
+  check_gradient("grad_v", grad_v, x.v);
+  const Tensor grad_g = at::empty(x.g.sizes(), x.g.options()), grad_beta = at::empty(x.beta.sizes(), x.beta.options());
+  GatedDeltaBackwardParams& params = pass.params;
   params.grad_q_stride = grad_q.stride(0);
   params.grad_k_stride = grad_k.stride(0);
   params.grad_v_stride = grad_v.stride(0);
@@ -163,11 +208,84 @@ std::tuple<Tensor, Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Op
   params.grad_v = mutable_bf16_data(grad_v);
   params.grad_g = grad_g.mutable_data_ptr<float>();
   params.grad_beta = grad_beta.mutable_data_ptr<float>();
+  return {grad_g, grad_beta};
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Optional grad_final_state,
+                                                      const Tensor& q, const Tensor& k, const Tensor& v,
+                                                      const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                                      Optional initial_state, const Tensor& checkpoints, double scale,
+                                                      bool qk_l2norm, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) {
+  const c10::cuda::CUDAGuard device(q.device());
+  Backward pass =
+      make_backward(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
+  const auto [grad_g, grad_beta] = set_gradients(pass, grad_q, grad_k, grad_v);
+  GatedDeltaBackwardParams& params = pass.params;
+  check_shape("checkpoints", checkpoints,
+              {gated_delta_rule_checkpoints(params.forward), v.size(1), q.size(2), v.size(2)}, kFloat, q);
+  params.forward.checkpoints = const_cast<float*>(checkpoints.const_data_ptr<float>());  // only read
+  // Without an initial state nobody asks for its gradient: zeros that take no memory stand in for it.
+  const Tensor grad_initial_state = initial_state ? at::empty(pass.state_shape(), g.options())
+                                                  : at::zeros({}, g.options()).expand(pass.state_shape());
   if (initial_state) params.grad_initial_state = grad_initial_state.mutable_data_ptr<float>();
-  const Tensor scratch = workspace(gated_delta_rule_backward_workspace_bytes(params.forward), q);
-  params.forward.workspace = scratch.mutable_data_ptr();
+  pass.workspace = workspace(gated_delta_rule_backward_workspace_bytes(params.forward), q);
+  params.forward.workspace = pass.workspace.mutable_data_ptr();
   check_launch(kOp, launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream()));
   return {grad_g, grad_beta, grad_initial_state};
+}
+
+void launch_step(const Backward& pass, BackwardStep step) {
+  check_launch(kOp, launch_gated_delta_rule_backward_step_sm90(pass.params, step, c10::cuda::getCurrentCUDAStream()));
+}
+
+// Keeps the workspace and, from zero, the gradient of v: its place may be that of v, which the states are to be worked
+// out of yet.
+std::tuple<Tensor, std::vector<Tensor>> begin_backward_cuda(const Tensor& grad_out, const Tensor& q, const Tensor& k,
+                                                            const Tensor& v, const Tensor& g, const Tensor& beta,
+                                                            const Tensor& cu_seqlens, Optional initial_state,
+                                                            double scale, bool qk_l2norm, bool from_zero) {
+  const c10::cuda::CUDAGuard device(q.device());
+  Backward pass = make_backward(grad_out, std::nullopt, q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
+  GatedDeltaBackwardParams& params = pass.params;
+  pass.workspace = workspace(gated_delta_rule_backward_steps_bytes(params.forward), q);
+  params.forward.workspace = pass.workspace.mutable_data_ptr();
+  check_launch(kOp, launch_gated_delta_rule_prepare_sm90(params.forward, c10::cuda::getCurrentCUDAStream()));
+  if (!from_zero) {
+    launch_step(pass, BackwardStep::kStates);
+    return {at::empty({0}, g.options()), {pass.workspace}};
+  }
+  const Tensor grad_initial_state = at::empty(pass.state_shape(), g.options());
+  const Tensor grad_v = at::empty(v.sizes(), v.options());
+  params.grad_initial_state = grad_initial_state.mutable_data_ptr<float>();
+  params.grad_v = mutable_bf16_data(grad_v);
+  params.grad_v_stride = grad_v.stride(0);
+  launch_step(pass, BackwardStep::kStateGradients);
+  return {grad_initial_state, {pass.workspace, grad_v}};
+}
+
+std::tuple<Tensor, Tensor> finish_backward_cuda(at::TensorList kept, Optional grad_final_state, const Tensor& grad_out,
+                                                const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                                const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
+                                                double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
+                                                Tensor& grad_v) {
+  const c10::cuda::CUDAGuard device(q.device());
+  Backward pass =
+      make_backward(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
+  const auto result = set_gradients(pass, grad_q, grad_k, grad_v);
+  const auto bytes = static_cast<std::int64_t>(gated_delta_rule_backward_steps_bytes(pass.params.forward));
+  SLUICE_CHECK(!kept.empty() && kept[0].numel() == bytes && kept[0].device() == q.device(),
+               "gated_delta_rule_backward.finish: kept must be what gated_delta_rule_backward.begin gave for these "
+               "inputs");
+  pass.params.forward.workspace = kept[0].mutable_data_ptr();
+  const bool from_zero = kept.size() == 2;
+  if (from_zero) launch_step(pass, BackwardStep::kStates);
+  if (from_zero && !grad_final_state) {
+    grad_v.view(at::kComplexDouble).copy_(kept[1].view(at::kComplexDouble));  // 16 bytes a thread
+  } else {
+    launch_step(pass, BackwardStep::kStateGradients);
+  }
+  launch_step(pass, BackwardStep::kGradients);
+  return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(
@@ -185,8 +303,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_cuda(
 TORCH_LIBRARY_IMPL(sluice, CUDA, m) {
   m.impl("gated_delta_rule", gated_delta_rule_cuda);
   m.impl("gated_delta_rule.cached", cached_cuda);
+  m.impl("gated_delta_rule.prepare", prepare_cuda);
+  m.impl("gated_delta_rule.prepared", prepared_cuda);
   m.impl("gated_delta_rule_backward", backward_cuda);
   m.impl("gated_delta_rule_backward.into", backward_into_cuda);
+  m.impl("gated_delta_rule_backward.begin", begin_backward_cuda);
+  m.impl("gated_delta_rule_backward.finish", finish_backward_cuda);
 }
 
 }  // namespace

@@ -20,7 +20,16 @@ using BackwardInto = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, Optional,
                                                         const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                         Optional, const Tensor&, double, bool, Tensor&, Tensor&,
                                                         Tensor&);
-
+using Prepare = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
+                       bool);
+using Prepared = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                            const Tensor&, const Tensor&, Optional, double, bool, bool);
+using BeginBackward = std::tuple<Tensor, std::vector<Tensor>>(const Tensor&, const Tensor&, const Tensor&,
+                                                              const Tensor&, const Tensor&, const Tensor&,
+                                                              const Tensor&, Optional, double, bool, bool);
+using FinishBackward = std::tuple<Tensor, Tensor>(at::TensorList, Optional, const Tensor&, const Tensor&, const Tensor&,
+                                                  const Tensor&, const Tensor&, const Tensor&, const Tensor&, Optional,
+                                                  double, bool, Tensor&, Tensor&, Tensor&);
 using Cached = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                       const Tensor&, Tensor&, double, bool);
 
@@ -134,6 +143,52 @@ std::tuple<Tensor, Tensor, Tensor> backward_into(const Tensor& grad_out, Optiona
   return {dg, dbeta, dstate};
 }
 
+// On devices that have no steps: the second does all.
+Tensor prepare_nothing(const Tensor&, const Tensor&, const Tensor&, const Tensor& g, const Tensor&, const Tensor&,
+                       double, bool) {
+  return at::empty({0}, g.options());
+}
+
+std::tuple<Tensor, Tensor> forward_prepared(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
+                                            const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                            Optional initial_state, double scale, bool qk_l2norm,
+                                            bool output_final_state) {
+  static const auto op = registered_operator<Forward>("sluice::gated_delta_rule");
+  auto [out, final_state, checkpoints] =
+      op.call(q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm, output_final_state);
+  return {out, final_state};
+}
+
+// On devices that have no steps: all of it in the first where from_zero, else in the second, which does it again for
+// the gradient of a final state.
+std::tuple<Tensor, std::vector<Tensor>> begin_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
+                                                       const Tensor& v, const Tensor& g, const Tensor& beta,
+                                                       const Tensor& cu_seqlens, Optional initial_state, double scale,
+                                                       bool qk_l2norm, bool from_zero) {
+  const auto none = at::empty({0}, g.options());
+  if (!from_zero) return {none, {}};
+  static const auto op = registered_operator<Backward>("sluice::gated_delta_rule_backward");
+  auto [dq, dk, dv, dg, dbeta, dstate] =
+      op.call(grad_out, std::nullopt, q, k, v, g, beta, cu_seqlens, initial_state, none, scale, qk_l2norm);
+  return {dstate, {dq, dk, dv, dg, dbeta}};
+}
+
+std::tuple<Tensor, Tensor> finish_backward(at::TensorList kept, Optional grad_final_state, const Tensor& grad_out,
+                                           const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                           const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
+                                           double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
+                                           Tensor& grad_v) {
+  if (!kept.empty() && !grad_final_state) {
+    grad_q.copy_(kept[0]);
+    grad_k.copy_(kept[1]);
+    grad_v.copy_(kept[2]);
+    return {kept[3].clone(), kept[4].clone()};
+  }
+  auto [dg, dbeta, dstate] = backward_into(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, initial_state,
+                                           at::empty({0}, g.options()), scale, qk_l2norm, grad_q, grad_k, grad_v);
+  return {dg, dbeta};
+}
+
 Tensor cached_by_copy(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                       const Tensor& cu_seqlens, const Tensor& slots, Tensor& states, double scale, bool qk_l2norm) {
   const auto output = gated_delta_rule(q, k, v, g, beta, cu_seqlens, read_slots(states, slots), scale, qk_l2norm,
@@ -172,6 +227,49 @@ GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, Optional g
   return {dg, dbeta, dstate};
 }
 
+Tensor gated_delta_rule_prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                                const Tensor& cu_seqlens, double scale, bool qk_l2norm) {
+  static const auto op = registered_operator<Prepare>("sluice::gated_delta_rule", "prepare");
+  return op.call(q, k, v, g, beta, cu_seqlens, scale, qk_l2norm);
+}
+
+GatedDeltaOutput gated_delta_rule_prepared(const Tensor& prepared, const Tensor& q, const Tensor& k, const Tensor& v,
+                                           const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                           Optional initial_state, double scale, bool qk_l2norm,
+                                           bool output_final_state) {
+  static const auto op = registered_operator<Prepared>("sluice::gated_delta_rule", "prepared");
+  auto [out, final_state] =
+      op.call(prepared, q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm, output_final_state);
+  return {out, final_state, {}};
+}
+
+GatedDeltaBackward::GatedDeltaBackward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                                       const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                       Optional initial_state, double scale, bool qk_l2norm, bool from_zero)
+    : grad_out_(grad_out),
+      q_(q),
+      k_(k),
+      v_(v),
+      g_(g),
+      beta_(beta),
+      cu_seqlens_(cu_seqlens),
+      initial_state_(initial_state),
+      scale_(scale),
+      qk_l2norm_(qk_l2norm) {
+  static const auto op = registered_operator<BeginBackward>("sluice::gated_delta_rule_backward", "begin");
+  std::tie(grad_initial_state_, kept_) =
+      op.call(grad_out, q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm, from_zero);
+}
+
+std::pair<Tensor, Tensor> GatedDeltaBackward::finish(Optional grad_final_state, Tensor& grad_q, Tensor& grad_k,
+                                                     Tensor& grad_v) {
+  static const auto op = registered_operator<FinishBackward>("sluice::gated_delta_rule_backward", "finish");
+  auto [dg, dbeta] = op.call(kept_, grad_final_state, grad_out_, q_, k_, v_, g_, beta_, cu_seqlens_, initial_state_,
+                             scale_, qk_l2norm_, grad_q, grad_k, grad_v);
+  kept_.clear();
+  return {dg, dbeta};
+}
+
 TORCH_LIBRARY_FRAGMENT(sluice, m) {
   m.def(
       "gated_delta_rule.cached(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor slots, "
@@ -181,6 +279,13 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
       "float scale, bool qk_l2norm, bool output_final_state=True) -> (Tensor out, Tensor final_state, Tensor "
       "checkpoints)");
   m.def(
+      "gated_delta_rule.prepare(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, float scale, "
+      "bool qk_l2norm) -> Tensor prepared");
+  m.def(
+      "gated_delta_rule.prepared(Tensor prepared, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor "
+      "cu_seqlens, Tensor? initial_state, float scale, bool qk_l2norm, bool output_final_state) -> (Tensor out, Tensor "
+      "final_state)");
+  m.def(
       "gated_delta_rule_backward(Tensor grad_out, Tensor? grad_final_state, Tensor q, Tensor k, Tensor v, Tensor g, "
       "Tensor beta, Tensor cu_seqlens, Tensor? initial_state, Tensor checkpoints, float scale, bool qk_l2norm) -> "
       "(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_g, Tensor grad_beta, Tensor grad_initial_state)");
@@ -189,10 +294,22 @@ TORCH_LIBRARY_FRAGMENT(sluice, m) {
       "g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, Tensor checkpoints, float scale, bool qk_l2norm, "
       "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> (Tensor grad_g, Tensor grad_beta, Tensor "
       "grad_initial_state)");
+  m.def(
+      "gated_delta_rule_backward.begin(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor "
+      "cu_seqlens, Tensor? initial_state, float scale, bool qk_l2norm, bool from_zero) -> (Tensor grad_initial_state, "
+      "Tensor[] kept)");
+  m.def(
+      "gated_delta_rule_backward.finish(Tensor[] kept, Tensor? grad_final_state, Tensor grad_out, Tensor q, Tensor k, "
+      "Tensor v, Tensor g, Tensor beta, Tensor cu_seqlens, Tensor? initial_state, float scale, bool qk_l2norm, "
+      "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> (Tensor grad_g, Tensor grad_beta)");
 }
 TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, m) {
   m.impl("gated_delta_rule.cached", cached_by_copy);
+  m.impl("gated_delta_rule.prepare", prepare_nothing);
+  m.impl("gated_delta_rule.prepared", forward_prepared);
   m.impl("gated_delta_rule_backward.into", backward_into);
+  m.impl("gated_delta_rule_backward.begin", begin_backward);
+  m.impl("gated_delta_rule_backward.finish", finish_backward);
 }
 TORCH_LIBRARY_IMPL(sluice, Meta, m) {
   m.impl("gated_delta_rule", forward_meta);

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "sluice/core/tensor.h"
 
@@ -37,6 +39,16 @@ GatedDeltaOutput gated_delta_rule(
     bool qk_l2norm,                              // divide each q and k by sqrt(sum of squares + 1e-6) first
     bool output_final_state = true);             // of thousands of sequences it is gigabytes
 
+// The rule in two steps: first what depends on neither v nor the states, in a form of the device's own, on a GPU
+// 13 KiB a token of 48 value heads; then the rest, also several times with other v and initial_state. Takes no part in
+// autograd, and leaves no checkpoints: GatedDeltaBackward needs none.
+Tensor gated_delta_rule_prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                                const Tensor& cu_seqlens, double scale, bool qk_l2norm);
+GatedDeltaOutput gated_delta_rule_prepared(const Tensor& prepared, const Tensor& q, const Tensor& k, const Tensor& v,
+                                           const Tensor& g, const Tensor& beta, const Tensor& cu_seqlens,
+                                           const std::optional<Tensor>& initial_state, double scale, bool qk_l2norm,
+                                           bool output_final_state);
+
 // The rule for sequences whose states live in a cache, while sampling: sequence n begins with states[slots[n]] and
 // leaves its final state there. Sequences of a few tokens are computed where the states lie, on a GPU without waiting
 // for anything; longer ones through copies. Takes no part in autograd. Errors as above; of few tokens the state's is
@@ -60,6 +72,30 @@ GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const std:
                                               const std::optional<Tensor>& initial_state, const Tensor& checkpoints,
                                               double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
                                               Tensor& grad_v);
+
+// The same in two steps, of which the first needs no gradient of the final state. Holds
+// intermediate results of all tokens between the steps, on a GPU 84 KiB a token of 48 value heads.
+class GatedDeltaBackward {
+ public:
+  // from_zero: it gives the gradient of the initial state too, for a final state that has none, before all else.
+  GatedDeltaBackward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                     const Tensor& beta, const Tensor& cu_seqlens, const std::optional<Tensor>& initial_state,
+                     double scale, bool qk_l2norm, bool from_zero);
+  const Tensor& grad_initial_state() const { return grad_initial_state_; }  // [N, Hv, K, V]
+
+  // Once. Without a gradient of the final state that of the initial state is as given. Gradients of q, k and v as of
+  // gated_delta_rule_backward; returns those of g and beta.
+  std::pair<Tensor, Tensor> finish(const std::optional<Tensor>& grad_final_state, Tensor& grad_q, Tensor& grad_k,
+                                   Tensor& grad_v);
+
+ private:
+  Tensor grad_out_, q_, k_, v_, g_, beta_, cu_seqlens_;
+  std::optional<Tensor> initial_state_;
+  double scale_;
+  bool qk_l2norm_;
+  Tensor grad_initial_state_;
+  std::vector<Tensor> kept_;
+};
 
 // The equation above, token by token, in ATen, for any float type: what the words mean. Slow.
 GatedDeltaOutput gated_delta_rule_definition(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,

@@ -61,9 +61,25 @@ std::string_view why_unsupported(const GatedDeltaParams& params);
 int32_t gated_delta_rule_checkpoints(const GatedDeltaParams& params);
 size_t gated_delta_rule_workspace_bytes(const GatedDeltaParams& params);
 size_t gated_delta_rule_backward_workspace_bytes(const GatedDeltaParams& params);
+size_t gated_delta_rule_prepared_bytes(const GatedDeltaParams& params);
+size_t gated_delta_rule_backward_steps_bytes(const GatedDeltaParams& params);
 
 cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStream_t stream);
 cudaError_t launch_gated_delta_rule_cached(const GatedDeltaCachedParams& params, cudaStream_t stream);
 cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams& params, cudaStream_t stream);
+
+// The passes over all tokens at once, step by step, each of which leaves in the workspace what later ones need;
+// `checkpoints` is not used. Of both passes the first step, which does not read v; of the forward pass the second, in a
+// workspace of gated_delta_rule_prepared_bytes; those of the backward pass after the first, in one of
+// gated_delta_rule_backward_steps_bytes.
+cudaError_t launch_gated_delta_rule_prepare_sm90(const GatedDeltaParams& params, cudaStream_t stream);
+cudaError_t launch_gated_delta_rule_prepared_sm90(const GatedDeltaParams& params, cudaStream_t stream);
+enum class BackwardStep {
+  kStates,          // reads v
+  kStateGradients,  // reads grad_final_state; writes grad_v and grad_initial_state. May be repeated
+  kGradients,       // after both; reads grad_v, writes the others
+};
+cudaError_t launch_gated_delta_rule_backward_step_sm90(const GatedDeltaBackwardParams& params, BackwardStep step,
+                                                       cudaStream_t stream);
 
 }  // namespace sluice

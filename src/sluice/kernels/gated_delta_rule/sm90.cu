@@ -15,10 +15,10 @@ int segment_chunks(const GatedDeltaParams& params) {
   return few ? 132 : 528;
 }
 
-Workspace make_workspace(const GatedDeltaParams& params, bool backward) {
+Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, bool backward) {
   Workspace workspace{};
   const int all_chunks = std::max(chunk_bound(params), 1);
-  workspace.segment_chunks = std::min(segment_chunks(params), all_chunks);
+  workspace.segment_chunks = std::min(segment_chunks, all_chunks);
   workspace.segments = (all_chunks + workspace.segment_chunks - 1) / workspace.segment_chunks;
   size_t used = 0;
   const auto take = [&]<class T>(T*& pointer, size_t count) {
@@ -76,15 +76,21 @@ int32_t gated_delta_rule_checkpoints(const GatedDeltaParams& params) {
   return (std::max(sm90::chunk_bound(params), 1) - 1) / sm90::segment_chunks(params);
 }
 size_t gated_delta_rule_workspace_bytes(const GatedDeltaParams& params) {
-  return sm90::make_workspace(params, false).bytes;
+  return sm90::make_workspace(params, sm90::segment_chunks(params), false).bytes;
 }
 size_t gated_delta_rule_backward_workspace_bytes(const GatedDeltaParams& params) {
-  return sm90::make_workspace(params, true).bytes;
+  return sm90::make_workspace(params, sm90::segment_chunks(params), true).bytes;
+}
+size_t gated_delta_rule_prepared_bytes(const GatedDeltaParams& params) {
+  return sm90::make_workspace(params, sm90::chunk_bound(params), false).bytes;
+}
+size_t gated_delta_rule_backward_steps_bytes(const GatedDeltaParams& params) {
+  return sm90::make_workspace(params, sm90::chunk_bound(params), true).bytes;
 }
 
 cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
   if (params.sequences == 0) return cudaSuccess;
-  const sm90::Workspace workspace = sm90::make_workspace(params, false);
+  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::segment_chunks(params), false);
   cudaError_t error = sm90::launch_index(params, workspace, stream);
   if (error == cudaSuccess) error = sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream);
   for (int segment = 0; segment < workspace.segments && error == cudaSuccess; ++segment) {
@@ -100,7 +106,7 @@ cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStr
 cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams& params, cudaStream_t stream) {
   if (params.forward.sequences == 0) return cudaSuccess;
   const GatedDeltaParams& forward = params.forward;
-  const sm90::Workspace workspace = sm90::make_workspace(forward, true);
+  const sm90::Workspace workspace = sm90::make_workspace(forward, sm90::segment_chunks(forward), true);
   const int last = workspace.segments - 1, key_heads = forward.key_heads;
   cudaError_t error = sm90::launch_index(forward, workspace, stream);
   if (error == cudaSuccess)
@@ -119,6 +125,36 @@ cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams
     if (error == cudaSuccess) error = sm90::launch_gradients(params, here, stream);
   }
   return error;
+}
+
+// The backward pass's workspace begins as the forward pass's.
+cudaError_t launch_gated_delta_rule_prepare_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
+  if (params.sequences == 0) return cudaSuccess;
+  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::chunk_bound(params), false);
+  const cudaError_t error = sm90::launch_index(params, workspace, stream);
+  return error == cudaSuccess ? sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream) : error;
+}
+
+cudaError_t launch_gated_delta_rule_prepared_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
+  if (params.sequences == 0) return cudaSuccess;
+  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::chunk_bound(params), false);
+  return sm90::launch_forward_walk<sm90::Walk::kOutput>(params, workspace, stream);
+}
+
+cudaError_t launch_gated_delta_rule_backward_step_sm90(const GatedDeltaBackwardParams& params, BackwardStep step,
+                                                       cudaStream_t stream) {
+  const GatedDeltaParams& forward = params.forward;
+  if (forward.sequences == 0) return cudaSuccess;
+  const sm90::Workspace workspace = sm90::make_workspace(forward, sm90::chunk_bound(forward), true);
+  switch (step) {
+    case BackwardStep::kStates:
+      return sm90::launch_forward_walk<sm90::Walk::kStates>(forward, workspace, stream);
+    case BackwardStep::kStateGradients:
+      return sm90::launch_backward_walk(params, workspace, stream);
+    case BackwardStep::kGradients:
+      return sm90::launch_gradients(params, workspace, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace sluice

@@ -72,7 +72,8 @@ struct Workspace {
     return min(segment_begin() + segment_chunks, first_chunk[sequences]);
   }
 };
-Workspace make_workspace(const GatedDeltaParams& params, bool backward);  // with the first segment in work
+// With the first segment in work.
+Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, bool backward);
 Workspace with_segment(Workspace workspace, int segment);
 
 // Of chunks: the true number is known on the device alone.

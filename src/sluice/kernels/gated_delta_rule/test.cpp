@@ -234,6 +234,34 @@ TEST(GatedDeltaRule, GradientsMayTakeThePlacesOfTheirInputs) {
   for (const int i : {0, 1, 2, 3, 4}) EXPECT_TRUE(found[i].equal(want.gradients[i]));
 }
 
+// In steps the rule gives the bits that it gives at once, forward and backward, for every state and its gradient.
+TEST(GatedDeltaRule, StepsEqualTheWholeBitForBit) {
+  at::manual_seed(12);
+  const auto p = draw({"steps", {70, 3}, 1, 2, 8, 8, true});
+  const auto& x = p.inputs;
+  const auto prepared = gated_delta_rule_prepare(x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, p.scale, true);
+  for (const auto& state : {std::optional(x[5]), std::optional<Tensor>()}) {
+    const auto whole = gated_delta_rule(x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, state, p.scale, true);
+    const auto stepped =
+        gated_delta_rule_prepared(prepared, x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, state, p.scale, true, true);
+    EXPECT_TRUE(stepped.out.equal(whole.out) && stepped.final_state.equal(whole.final_state));
+    for (const auto& grad_final_state : {std::optional(p.weights[1]), std::optional<Tensor>()}) {
+      auto dq = at::empty_like(x[0]), dk = at::empty_like(x[1]), dv = at::empty_like(x[2]);
+      const auto want = gated_delta_rule_backward(p.weights[0], grad_final_state, x[0], x[1], x[2], x[3], x[4],
+                                                  p.cu_seqlens, state, whole.checkpoints, p.scale, true, dq, dk, dv);
+      for (const bool from_zero : {true, false}) {
+        auto q = x[0].clone(), k = x[1].clone(), v = x[2].clone();
+        GatedDeltaBackward backward(p.weights[0], q, k, v, x[3], x[4], p.cu_seqlens, state, p.scale, true, from_zero);
+        if (from_zero && !grad_final_state) {
+          EXPECT_TRUE(backward.grad_initial_state().equal(want.initial_state));
+        }
+        const auto [dg, dbeta] = backward.finish(grad_final_state, q, k, v);
+        EXPECT_TRUE(q.equal(dq) && k.equal(dk) && v.equal(dv) && dg.equal(want.g) && dbeta.equal(want.beta));
+      }
+    }
+  }
+}
+
 TEST(GatedDeltaRule, ValueHeadsUseTheirOwnKeyHead) {
   for (const std::int64_t group : {1, 2, 3}) {
     at::manual_seed(9);
