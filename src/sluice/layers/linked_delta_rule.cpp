@@ -153,20 +153,20 @@ LinkedDeltaGradients linked_delta_rule_backward(const Tensor& grad_out, DeltaInp
   const auto grad_out_of = [&](const DeltaRun& run) { return grad_out.narrow(0, run.first, run.count); };
 
   // 1. Of sequences that other ranks share, what others wait for, or what waits for nobody.
-  std::vector<std::optional<GatedDeltaBackward>> begun(runs.size());
-  Tensor grad_state;  // of the state at the beginning, of a sequence that goes on while that at its end has none: C
+  std::vector<std::optional<GatedDeltaBackward>> passes(runs.size());
+  Tensor grad_state;  // of the state at the beginning; of a sequence that goes on, without that at its end: C
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const auto& run = runs[i];
     if (!run.begun && !run.goes_on) continue;
     const auto in = tokens_of(run, x);
-    begun[i].emplace(grad_out_of(run), in.q, in.k, in.v, in.g, in.beta, run.cu_seqlens, run.initial_state, scale,
-                     /*qk_l2norm=*/true, /*from_zero=*/run.begun);
-    if (run.begun) grad_state = begun[i]->grad_initial_state()[0];
+    passes[i].emplace(grad_out_of(run), in.q, in.k, in.v, in.g, in.beta, run.cu_seqlens, run.initial_state, scale,
+                      /*qk_l2norm=*/true, /*from_zero=*/run.begun);
+    if (run.begun) grad_state = passes[i]->grad_initial_state()[0];
   }
   const auto finish = [&](std::size_t i, const std::optional<Tensor>& grad_final_state) {
     auto to = tokens_of(runs[i], x);
-    std::tie(parts[i].g, parts[i].beta) = begun[i]->finish(grad_final_state, to.q, to.k, to.v);
-    begun[i].reset();
+    std::tie(parts[i].g, parts[i].beta) = passes[i]->finish(grad_final_state, to.q, to.k, to.v);
+    passes[i].reset();
   };
 
   // 2. The gradients at the ranks' beginnings; and, while they are on their way, what does not need them.

@@ -5,6 +5,7 @@
 // so ranks that hold the middle of a sequence work out A and B without waiting for it (B is the rule's final state from
 // zero, A that from the identity with values of zero). These are small. Every rank gets them all and has its S_begin;
 // backward, dS_begin = A^T dS_end + C likewise, with C the gradient of S_begin when that of S_end is zero.
+// Whatever needs none of them is computed before they are waited for, or while.
 #pragma once
 
 #include <optional>

@@ -230,7 +230,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_into_cuda(const Tensor& grad_out, Op
   if (initial_state) params.grad_initial_state = grad_initial_state.mutable_data_ptr<float>();
   pass.workspace = workspace(gated_delta_rule_backward_workspace_bytes(params.forward), q);
   params.forward.workspace = pass.workspace.mutable_data_ptr();
-  check_launch(kOp, launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kOp, launch_gated_delta_rule_backward_sm90(params, c10::cuda::getCurrentCUDAStream(),
+                                                          c10::cuda::getStreamFromPool(/*isHighPriority=*/true)));
   return {grad_g, grad_beta, grad_initial_state};
 }
 

@@ -66,7 +66,9 @@ size_t gated_delta_rule_backward_steps_bytes(const GatedDeltaParams& params);
 
 cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStream_t stream);
 cudaError_t launch_gated_delta_rule_cached(const GatedDeltaCachedParams& params, cudaStream_t stream);
-cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams& params, cudaStream_t stream);
+// `beside`: a stream of higher priority for what runs beside `stream`, in whose order the whole is.
+cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams& params, cudaStream_t stream,
+                                                  cudaStream_t beside);
 
 // The passes over all tokens at once, step by step, each of which leaves in the workspace what later ones need;
 // `checkpoints` is not used. Of both passes the first step, which does not read v; of the forward pass the second, in a

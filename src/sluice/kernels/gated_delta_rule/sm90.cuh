@@ -44,7 +44,8 @@ enum Factor {
 // sequences. Both passes work on one segment at a time, the backward pass from the last to the first, so that their
 // intermediate results take the memory of few. The state at a segment's start is a checkpoint, which the forward pass
 // leaves to the next segment and to the backward pass; its gradient at the end comes from the segment after (carry).
-// While a walk goes along one segment, on part of the multiprocessors, `prepare` works on the next on the others.
+// While a walk goes along one segment, on part of the multiprocessors, `prepare` works on the next on the others; and
+// where walks leave most of them idle, so does `gradients` on the one before, which the walks of the pass have left.
 //
 // Intermediate results in global memory. `chunks` is the number of a segment; the index of a chunk in it is the place
 // in the segment.
@@ -52,19 +53,21 @@ struct Workspace {
   int32_t* first_chunk;     // [n + 1], of each sequence; the last is the number of chunks
   int2* chunk_rows;         // [all chunks]: first token, number of tokens
   int2* segment_sequences;  // [segments]: first sequence and one past the last of which a segment holds chunks
-  // Of `prepare`; two places, which segments take in turn:
+  // Of `prepare`; places that segments take in turn:
   bf16* inverse;   // [chunks, Hv] tiles [64, 64]: N
   bf16* scores;    // [chunks, Hv] tiles [64, 64]: P
   float* factors;  // [chunks, Hv, kFactors, 64]
   float* norms;    // [chunks, Hk, 2, 64]: rk, rq
-  // Backward alone:
+  // Of the backward pass's walks, in places likewise:
   bf16* error;       // [64 chunks, Hv, V]: E, by token from the segment's first
   bf16* state;       // [chunks, Hv, 2 (V half), 2 (K half)] tiles [64 v, 64 k]: S at the chunk's start
   bf16* state_grad;  // likewise: gradient of S at the chunk's end
-  float* carry;      // [2, Hv, K, V]: gradient of the state at a segment's start, those of odd segments second
+  // Of the backward pass:
+  float* carry;  // [2, Hv, K, V]: gradient of the state at a segment's start, those of odd segments second
   int segments, segment_chunks;
-  int segment;         // the one in work
-  size_t place_bytes;  // between the two places
+  int segment;  // the one in work
+  int prepared_places, walked_places;
+  size_t prepared_bytes, walked_bytes;  // of a place
   size_t bytes;
 
   __device__ int segment_begin() const { return segment * segment_chunks; }  // the segment's first chunk
@@ -72,8 +75,9 @@ struct Workspace {
     return min(segment_begin() + segment_chunks, first_chunk[sequences]);
   }
 };
-// With the first segment in work.
-Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, bool backward);
+// With the first segment in work. `beside`: gradients of one segment beside the walks along the next.
+enum class Pass { kForward, kBackward, kBackwardBeside };
+Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pass pass);
 Workspace with_segment(Workspace workspace, int segment);
 
 // Of chunks: the true number is known on the device alone.
@@ -90,7 +94,9 @@ template <Walk kWalk>
 cudaError_t launch_forward_walk(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
 cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const Workspace& workspace,
                                  cudaStream_t stream);
-cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, cudaStream_t stream);
+// The part [first, last] of the segment's chunks, 0 to 1, on that many multiprocessors.
+cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, float first,
+                             float last, int multiprocessors, cudaStream_t stream);
 
 __device__ inline PackView pack_of(const GatedDeltaParams& params) {
   return {params.cu_seqlens, params.sequences, params.tokens};

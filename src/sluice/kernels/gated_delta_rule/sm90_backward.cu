@@ -156,10 +156,9 @@ cudaError_t launch(const GatedDeltaBackwardParams& params, const Workspace& work
 
 cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const Workspace& workspace,
                                  cudaStream_t stream) {
-  int multiprocessors = 0;
-  if (const cudaError_t error = multiprocessor_count(multiprocessors); error != cudaSuccess) return error;
-  return split_values(params.forward, multiprocessors) ? launch<1>(params, workspace, multiprocessors, stream)
-                                                       : launch<2>(params, workspace, multiprocessors, stream);
+  const int all = multiprocessors();
+  return split_values(params.forward, all) ? launch<1>(params, workspace, all, stream)
+                                           : launch<2>(params, workspace, all, stream);
 }
 
 }  // namespace sluice::sm90

@@ -169,10 +169,9 @@ cudaError_t launch(const GatedDeltaParams& params, const Workspace& workspace, i
 
 template <Walk kWalk>
 cudaError_t launch_forward_walk(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream) {
-  int multiprocessors = 0;
-  if (const cudaError_t error = multiprocessor_count(multiprocessors); error != cudaSuccess) return error;
-  return split_values(params, multiprocessors) ? launch<kWalk, 1>(params, workspace, multiprocessors, stream)
-                                               : launch<kWalk, 2>(params, workspace, multiprocessors, stream);
+  const int all = multiprocessors();
+  return split_values(params, all) ? launch<kWalk, 1>(params, workspace, all, stream)
+                                   : launch<kWalk, 2>(params, workspace, all, stream);
 }
 template cudaError_t launch_forward_walk<Walk::kOutput>(const GatedDeltaParams&, const Workspace&, cudaStream_t);
 template cudaError_t launch_forward_walk<Walk::kStates>(const GatedDeltaParams&, const Workspace&, cudaStream_t);

@@ -277,10 +277,16 @@ inline bool split_values(const GatedDeltaParams& params, int multiprocessors) {
   return walk_items<1>(params, params.sequences) <= multiprocessors;
 }
 
-inline cudaError_t multiprocessor_count(int& count) {
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+// Multiprocessors without a walk, where the values are split.
+inline int idle_in_walks(const GatedDeltaParams& params, int multiprocessors) {
+  return multiprocessors - walk_items<1>(params, params.sequences);
+}
+
+// Of the current device; a launch will say where there is none.
+inline int multiprocessors() {
+  int device = 0, count = 1;
+  if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
 }
 
 }  // namespace sluice::sm90
