@@ -211,9 +211,10 @@ def test_in_bfloat16_routers_differ_and_replay_brings_training_nearer(experts, p
 
 
 def test_in_float32_routers_choose_alike_through_a_whole_run(experts, prompts, tmp_path):
-    rl(tmp_path, experts, prompts, tmp_path / "run", python_reward(tmp_path), "--rollout.router_replay")
+    rl(tmp_path, experts, prompts, tmp_path / "run", python_reward(tmp_path), "--rollout.router_replay", "--rollout.strict_replay")
     for line in metrics(tmp_path / "run"):
-        assert line["rollout/router_differ_frac"] == 0 and line["rollout/dlogp_mean"] <= 1e-5
+        assert line["rollout/router_differ_frac"] == line["rollout/router_missing_frac"] == 0
+        assert line["rollout/dlogp_mean"] <= 1e-5
 
 
 # ---- groups without signal ----

@@ -17,13 +17,16 @@ struct IndexState : MixerState {
   std::int64_t block_size = 0, block_capacity = 0;  // c; blocks of each slot
   Tensor block_keys;                                // [slots * block_capacity, dI], ready for scoring
   Tensor open;                                      // [slots * (c - 1), dI], not averaged yet
-  void clear(std::int64_t) override {}              // rows past a sequence's length are never read
-  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t tokens) override {
+  void clear(const Tensor&) override {}             // rows past a sequence's length are never read
+  void copy(const Tensor& slots, const MixerState& from, const Tensor& from_slots, std::int64_t tokens) override {
     const auto& other = static_cast<const IndexState&>(from);
-    const auto blocks = tokens / block_size, raw = tokens % block_size;
-    block_keys.narrow(0, slot * block_capacity, blocks)
-        .copy_(other.block_keys.narrow(0, from_slot * other.block_capacity, blocks));
-    open.narrow(0, slot * (block_size - 1), raw).copy_(other.open.narrow(0, from_slot * (block_size - 1), raw));
+    const auto by_slot = [](const Tensor& rows, std::int64_t of_slot) { return rows.unflatten(0, {-1, of_slot}); };
+    if (block_size > 1)
+      copy_rows(by_slot(open, block_size - 1), slots, by_slot(other.open, block_size - 1), from_slots);
+    const auto blocks = tokens / block_size;
+    if (blocks == 0) return;
+    copy_rows(by_slot(block_keys, block_capacity).narrow(1, 0, blocks), slots,
+              by_slot(other.block_keys, other.block_capacity).narrow(1, 0, blocks), from_slots);
   }
 };
 
@@ -87,7 +90,7 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const bool sparse = std::ranges::any_of(spans, [&](const Span& s) { return (s.past + s.length) / c > top_k; });
   auto* record = context.replay.key_blocks;
   if (!sparse && record != nullptr && !record->takes()) {  // all blocks: nothing that another pass could do otherwise
-    record->follow(at::full({x.size(0), top_k}, -1, x.options().dtype(kInt)), context);
+    record->follow(at::full({x.size(0), top_k}, -1, x.options().dtype(kInt)), /*options=*/0, context);
   }
   if (!sparse && cache == nullptr) return std::nullopt;
 
@@ -141,7 +144,7 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const auto live =
       block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
                   int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
-  return record == nullptr ? live : record->follow(live, context);
+  return record == nullptr ? live : record->follow(live, *std::ranges::max_element(used) / c, context);
 }
 
 std::unique_ptr<MixerState> BlockIndexer::new_state(std::int64_t slots, std::int64_t capacity,

@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-Tensor ChoiceRecord::take(const Tensor& live, const ForwardContext& context) {
+Tensor ChoiceRecord::take(const Tensor& live, std::int64_t options, const ForwardContext& context) {
   const auto at = std::ranges::find(taken_.blocks, context.block);
   SLUICE_CHECK(at != taken_.blocks.end(), "replay: block {} chooses, and no choice of it was kept", context.block);
   const auto known = taken_.chosen.select(1, at - taken_.blocks.begin())
@@ -16,14 +16,21 @@ Tensor ChoiceRecord::take(const Tensor& live, const ForwardContext& context) {
   SLUICE_CHECK(known.sizes() == live.sizes(), "replay: block {} has choices {} for tokens that need {}", context.block,
                describe(known), describe(live));
   const auto is_known = known.select(1, 0) >= 0;  // [t]
-  const auto differs = (std::get<0>(known.sort(1)) != std::get<0>(live.sort(1))).any(1) & is_known;
-  rows_ += is_known.sum().item<std::int64_t>();
-  differing_ += differs.sum().item<std::int64_t>();
+  const auto sorted = std::get<0>(known.sort(1)), sorted_live = std::get<0>(live.sort(1));
+  const auto differs = (sorted != sorted_live).any(1) & is_known;
+  const auto twice = (sorted.diff(1, 1) == 0) & (sorted.narrow(1, 1, sorted.size(1) - 1) >= 0);
+  const auto unfit = (((known >= 0) != (live >= 0)).any(1) | twice.any(1) | (known >= options).any(1)) & is_known;
+  const auto counts = at::stack({is_known.sum(), differs.sum(), unfit.sum()}).cpu();
+  const auto* count = counts.const_data_ptr<std::int64_t>();
+  SLUICE_CHECK(count[2] == 0, "replay: block {}: {} of {} tokens have what is no choice of {} among {}", context.block,
+               count[2], count[0], live.size(1), options);
+  rows_ += count[0];
+  differing_ += count[1];
   return at::where(is_known.unsqueeze(1), known, live);
 }
 
-Tensor ChoiceRecord::follow(const Tensor& live, const ForwardContext& context) {
-  if (takes()) return take(live, context);
+Tensor ChoiceRecord::follow(const Tensor& live, std::int64_t options, const ForwardContext& context) {
+  if (takes()) return take(live, options, context);
   const auto block = static_cast<std::size_t>(context.block);
   kept_.resize(std::max(kept_.size(), block + 1));
   const auto own = live.to(at::kShort);

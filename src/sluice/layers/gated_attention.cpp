@@ -14,14 +14,17 @@ namespace {
 // Keys and values of every slot, each slot in a slab of its own: `capacity` rows from slot * capacity on.
 struct KeyValueState : MixerState {
   std::int64_t capacity = 0;
-  Tensor k, v;                          // [slots * capacity, Hkv, d]
-  std::unique_ptr<MixerState> index;    // the indexer's, where there is one
-  void clear(std::int64_t) override {}  // rows past a sequence's length are never read
-  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t tokens) override {
+  Tensor k, v;                           // [slots * capacity, Hkv, d]
+  std::unique_ptr<MixerState> index;     // the indexer's, where there is one
+  void clear(const Tensor&) override {}  // rows past a sequence's length are never read
+  void copy(const Tensor& slots, const MixerState& from, const Tensor& from_slots, std::int64_t tokens) override {
     const auto& other = static_cast<const KeyValueState&>(from);
-    k.narrow(0, slot * capacity, tokens).copy_(other.k.narrow(0, from_slot * other.capacity, tokens));
-    v.narrow(0, slot * capacity, tokens).copy_(other.v.narrow(0, from_slot * other.capacity, tokens));
-    if (index) index->copy(slot, *other.index, from_slot, tokens);
+    const auto first = [&](const Tensor& rows, std::int64_t of_slot) {  // [slots, tokens, Hkv, d]
+      return rows.unflatten(0, {-1, of_slot}).narrow(1, 0, tokens);
+    };
+    copy_rows(first(k, capacity), slots, first(other.k, other.capacity), from_slots);
+    copy_rows(first(v, capacity), slots, first(other.v, other.capacity), from_slots);
+    if (index) index->copy(slots, *other.index, from_slots, tokens);
   }
 
   // Appends the pack's keys and values to their slots.

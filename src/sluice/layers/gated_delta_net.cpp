@@ -21,14 +21,14 @@ Split qkv_split(const GatedDeltaNetSizes& s) {
 
 struct GatedDeltaState : MixerState {
   GatedDeltaCoreStates of;
-  void clear(std::int64_t slot) override {
-    of.conv[slot].zero_();
-    of.recurrent[slot].zero_();
+  void clear(const Tensor& slots) override {
+    of.conv.index_fill_(0, slots, 0);
+    of.recurrent.index_fill_(0, slots, 0);
   }
-  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t) override {
+  void copy(const Tensor& slots, const MixerState& from, const Tensor& from_slots, std::int64_t) override {
     const auto& other = static_cast<const GatedDeltaState&>(from);
-    of.conv[slot].copy_(other.of.conv[from_slot]);
-    of.recurrent[slot].copy_(other.of.recurrent[from_slot]);
+    copy_rows(of.conv, slots, other.of.conv, from_slots);
+    copy_rows(of.recurrent, slots, other.of.recurrent, from_slots);
   }
 };
 

@@ -17,10 +17,17 @@ namespace sluice {
 class MixerState {
  public:
   virtual ~MixerState() = default;
-  virtual void clear(std::int64_t slot) = 0;  // as before the first token
+  virtual void clear(const Tensor& slots) = 0;  // [n] int64 on the state's device: as before the first token
 
-  // As slot `from_slot` of `from`, a state of the same mixer, which holds a sequence of `tokens` tokens.
-  virtual void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t tokens) = 0;
+  // Each of `slots` [n] becomes as its slot of `from_slots` [n] of `from`, a state of the same mixer and perhaps this
+  // one; those hold sequences of at most `tokens` tokens.
+  virtual void copy(const Tensor& slots, const MixerState& from, const Tensor& from_slots, std::int64_t tokens) = 0;
+
+ protected:
+  // Rows of `to` [slots, ..] become rows of `from`.
+  static void copy_rows(const Tensor& to, const Tensor& slots, const Tensor& from, const Tensor& from_slots) {
+    to.index_put_({slots}, from.index_select(0, from_slots));
+  }
 };
 
 class Mixer : public Module {

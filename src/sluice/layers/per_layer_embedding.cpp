@@ -18,14 +18,14 @@ struct PerLayerEmbeddingState : MixerState {
   Tensor history;  // [slots, N - 1] int64, oldest first: token ids
   Tensor conv;     // [slots, n D, (kernel - 1) N], oldest first
   std::int64_t eos_token_id = 0;
-  void clear(std::int64_t slot) override {
-    history[slot].fill_(eos_token_id);
-    conv[slot].zero_();
+  void clear(const Tensor& slots) override {
+    history.index_fill_(0, slots, eos_token_id);
+    conv.index_fill_(0, slots, 0);
   }
-  void copy(std::int64_t slot, const MixerState& from, std::int64_t from_slot, std::int64_t) override {
+  void copy(const Tensor& slots, const MixerState& from, const Tensor& from_slots, std::int64_t) override {
     const auto& other = static_cast<const PerLayerEmbeddingState&>(from);
-    history[slot].copy_(other.history[from_slot]);
-    conv[slot].copy_(other.conv[from_slot]);
+    copy_rows(history, slots, other.history, from_slots);
+    copy_rows(conv, slots, other.conv, from_slots);
   }
 };
 

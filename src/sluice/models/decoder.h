@@ -73,17 +73,17 @@ class Block : public Module {
 // The blocks' states of a number of sampling slots.
 struct DecoderState {
   std::vector<BlockState> blocks;
-  void clear(std::int64_t slot) {
+  void clear(const Tensor& slots) {  // as MixerState::clear
     for (const auto& block : blocks) {
-      block.mixer->clear(slot);
-      if (block.per_layer_embedding) block.per_layer_embedding->clear(slot);
+      block.mixer->clear(slots);
+      if (block.per_layer_embedding) block.per_layer_embedding->clear(slots);
     }
   }
-  void copy(std::int64_t slot, const DecoderState& from, std::int64_t from_slot, std::int64_t tokens) {
+  void copy(const Tensor& slots, const DecoderState& from, const Tensor& from_slots, std::int64_t tokens) {  // likewise
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const auto &to = blocks[i], &other = from.blocks[i];
-      to.mixer->copy(slot, *other.mixer, from_slot, tokens);
-      if (to.per_layer_embedding) to.per_layer_embedding->copy(slot, *other.per_layer_embedding, from_slot, tokens);
+      to.mixer->copy(slots, *other.mixer, from_slots, tokens);
+      if (to.per_layer_embedding) to.per_layer_embedding->copy(slots, *other.per_layer_embedding, from_slots, tokens);
     }
   }
 };

@@ -39,7 +39,7 @@ struct RolloutOptions {
   std::int64_t slots = 64;
   bool dynamic_sampling = false;
   std::int64_t max_rounds = 10;
-  bool router_replay = false, index_replay = false;
+  bool router_replay = false, index_replay = false, strict_replay = false;
   void describe(OptionList& option) {
     option("prompts", prompts, "prompts of a step", {.synonyms = {"rollout_batch_size", "train_batch_size"}, .min = 1});
     option("samples", samples, "answers to each prompt: its group",
@@ -60,6 +60,9 @@ struct RolloutOptions {
     option("index_replay", index_replay,
            "training attends to the blocks of keys that sampling attended to, where the model has sparse attention",
            {.synonyms = {"use_rollout_indexer_replay", "indexer_replay"}});
+    option("strict_replay", strict_replay,
+           "with router_replay, a token of which it is not known where sampling sent it is an error; otherwise it goes "
+           "anew and is counted");
   }
 };
 

@@ -28,20 +28,27 @@ Scores score(const Policy& policy, const Batch& batch, bool entropy, const Repla
 }
 
 // What the model chose for a pack's tokens while they were sampled. The last token of an answer did not go through the
-// model then: its choice is free.
+// model then: its choice is free, as are those of a response that comes without.
 Choices choices_of(const std::vector<TrainedResponse*>& responses, const PackedBatch& pack,
                    Choices TrainedResponse::*kind) {
   Choices all;
+  for (const auto place : pack.samples) {
+    const auto& kept = responses[static_cast<std::size_t>(place)]->*kind;
+    if (kept.chosen.defined()) all = kept;
+  }
+  if (!all.chosen.defined()) return {};
+  const auto free = [&](std::int64_t tokens) {
+    return all.chosen.new_full({tokens, all.chosen.size(1), all.chosen.size(2)}, -1);
+  };
   std::vector<Tensor> parts;
   for (const auto place : pack.samples) {
     const auto& response = *responses[static_cast<std::size_t>(place)];
-    const auto& kept = response.*kind;
-    if (!kept.chosen.defined()) return {};
-    SLUICE_CHECK(kept.chosen.size(0) + 1 == std::ssize(response.sample.tokens),
+    const auto& kept = (response.*kind).chosen;
+    const auto sampled = std::ssize(response.sample.tokens) - 1;
+    SLUICE_CHECK(!kept.defined() || kept.size(0) == sampled,
                  "replay: {} has choices for {} tokens; of {} all but the last went through the model",
-                 response.sample.place, kept.chosen.size(0), response.sample.tokens.size());
-    all.blocks = kept.blocks;
-    parts.insert(parts.end(), {kept.chosen, at::full_like(kept.chosen.narrow(0, 0, 1), -1)});
+                 response.sample.place, kept.size(0), sampled + 1);
+    parts.insert(parts.end(), {kept.defined() ? kept : free(sampled), free(1)});
   }
   all.chosen = at::cat(parts);
   return all;
@@ -188,6 +195,25 @@ void PolicyStats::add(const PolicyStats& o) {
   for (const auto most : {&PolicyStats::ratio_max, &PolicyStats::mismatch_max, &PolicyStats::correction_max}) {
     this->*most = std::max(this->*most, o.*most);
   }
+}
+
+ReplayCoverage check_replay(const std::vector<TrainedResponse>& responses, bool strict) {
+  ReplayCoverage found;
+  if (std::ranges::none_of(responses, [](const auto& r) { return r.experts.chosen.defined(); })) return found;
+  for (const auto& response : responses) {
+    const auto& kept = response.experts.chosen;
+    const auto tokens = std::ssize(response.sample.tokens) - 1;
+    const auto missing = kept.defined() ? (kept.select(2, 0) < 0).any(1).sum().item<std::int64_t>() : tokens;
+    if (strict && missing > 0) {
+      fail(ExitCode::kRuntime,
+           "{}: of {} tokens of an answer and its prompt, {} come without the experts that they went to while "
+           "sampling.\n  Without rollout.strict_replay they choose anew, and rollout/router_missing_frac counts them.",
+           response.sample.place, tokens, missing);
+    }
+    found.tokens += tokens;
+    found.missing += missing;
+  }
+  return found;
 }
 
 std::vector<PackedBatch> pack_responses(const std::vector<TrainedResponse*>& responses, std::int64_t seq_len) {

@@ -42,6 +42,14 @@ struct Policy {
   const ValueHead* value_head = nullptr;  // null: there is none
 };
 
+struct ReplayCoverage {
+  std::int64_t tokens = 0;   // that went through routers while sampling: all but the last one of each response
+  std::int64_t missing = 0;  // of these, where some block has no choice of experts: those go anew
+};
+
+// Of these responses; nothing where none has experts. `strict`: error for a token that is missing.
+ReplayCoverage check_replay(const std::vector<TrainedResponse>& responses, bool strict);
+
 // Packs of whole responses, each at most seq_len tokens; they hold their places in `responses`.
 std::vector<PackedBatch> pack_responses(const std::vector<TrainedResponse*>& responses, std::int64_t seq_len);
 

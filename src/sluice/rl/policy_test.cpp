@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "sluice/core/error.h"
 #include "sluice/core/files.h"
 #include "sluice/models/testing.h"
 #include "sluice/rl/rollout.h"
@@ -288,12 +290,62 @@ TEST(RouterReplay, TakesTheChoiceAndNotTheWeights) {
   const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
   auto responses = sample(engine, prompts, 1, 20, 0, /*keep_choices=*/true);
   EXPECT_LT(drift(policy, responses), kBound);
-  for (auto& response : responses) response.experts.chosen = 3 - response.experts.chosen.clamp_max(3);  // others
+  for (auto& response : responses) response.experts.chosen = (response.experts.chosen + 1).remainder(16);  // others
   EXPECT_GT(drift(policy, responses), 1e-3);
   Training training(model);
   const auto update = training.update(policy, responses);
   EXPECT_GT(update.grad_norm, 0);
   EXPECT_TRUE(std::isfinite(update.grad_norm));
+}
+
+// A token whose experts are not known goes anew, as the last one of every response does, and is counted; the others of
+// its pack are replayed.
+TEST(RouterReplay, TokensWithoutAChoiceGoAnew) {
+  const auto model = tiny_model("qwen3_5_moe-tiny");
+  const auto prompts = random_prompts({12, 7});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 6, .capacity = 40});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 20, 0, /*keep_choices=*/true);
+  std::int64_t tokens = 0;
+  for (const auto& response : responses) tokens += std::ssize(response.sample.tokens) - 1;
+  EXPECT_EQ(check_replay(responses, /*strict=*/true).tokens, tokens);
+  EXPECT_EQ(check_replay(responses, /*strict=*/true).missing, 0);
+
+  responses[1].sample.place = "prompts.jsonl:2";
+  responses[1].experts.chosen = responses[1].experts.chosen.clone();
+  responses[1].experts.chosen[5].fill_(-1);  // a row in the middle
+  const auto all_of = std::ssize(responses[2].sample.tokens) - 1;
+  responses[2].experts = {};
+  EXPECT_EQ(check_replay(responses, /*strict=*/false).tokens, tokens);
+  EXPECT_EQ(check_replay(responses, /*strict=*/false).missing, 1 + all_of);
+  try {
+    check_replay(responses, /*strict=*/true);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("prompts.jsonl:2"), std::string::npos) << error.what();
+  }
+  EXPECT_LT(drift(policy, responses), kBound);  // in float32 live choices are those of sampling
+  Training training(model);
+  EXPECT_EQ(training.update(policy, responses).stats.routed, (tokens - 1 - all_of) * model.decoder->num_blocks());
+}
+
+// What was recorded for other tokens, or is no choice, is refused.
+TEST(RouterReplay, RefusesWhatDoesNotFit) {
+  const auto model = tiny_model("qwen3_5_moe-tiny");
+  const auto prompts = random_prompts({12});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 40});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  const auto sampled = sample(engine, prompts, 1, 20, 0, /*keep_choices=*/true);
+  const std::vector<std::function<void(Tensor&)>> faults{
+      [](Tensor& chosen) { chosen = chosen.narrow(0, 0, chosen.size(0) - 1); },
+      [](Tensor& chosen) { chosen[3][1][0].fill_(1000); }, [](Tensor& chosen) { chosen[3][1].fill_(2); },
+      [](Tensor& chosen) { chosen[3][1][1].fill_(-1); }};
+  for (const auto& make_fault : faults) {
+    auto responses = sampled;
+    responses[0].experts.chosen = responses[0].experts.chosen.clone();
+    make_fault(responses[0].experts.chosen);
+    EXPECT_THROW(drift(policy, responses), std::runtime_error);
+  }
 }
 
 // Keys that sampling did not attend to give other numbers, and the same gradient whether blocks are computed again or

@@ -13,10 +13,6 @@ std::vector<double> rewards_of(const AnswerGroup& group) {
   return rewards;
 }
 
-}  // namespace
-
-namespace {
-
 // An answer on its way.
 struct Episode {
   const Prompt* prompt;
@@ -26,9 +22,9 @@ struct Episode {
   std::int64_t number = 0;      // the environment's
 };
 
-// Lets the model go on with these. Its turn comes to `completions`, in their order.
+// The model's next turn of each of these, in their order; `is_last`: none can come after it.
 std::vector<Completion> sample_turn(Engine& engine, const std::vector<Episode*>& episodes,
-                                    const GenerationSettings& settings) {
+                                    const GenerationSettings& settings, bool is_last) {
   std::vector<Completion> completions(episodes.size());
   for (std::size_t i = 0; i < episodes.size(); ++i) {
     const auto& e = *episodes[i];
@@ -42,6 +38,7 @@ std::vector<Completion> sample_turn(Engine& engine, const std::vector<Episode*>&
                    .stop = {},
                    .keep_experts = settings.keep_experts,
                    .keep_key_blocks = settings.keep_key_blocks,
+                   .keep_state = !is_last,
                    .on_text = {},
                    .on_finish = [&completion = completions[i]](const Completion& c) { completion = c; }});
   }
@@ -101,7 +98,7 @@ void play(Engine& engine, std::vector<Episode>& episodes, const GenerationSettin
   }
   std::vector<std::int64_t> left;  // by us
   for (std::int64_t turn = 1; !open.empty(); ++turn) {
-    const auto completions = sample_turn(engine, open, settings);
+    const auto completions = sample_turn(engine, open, settings, turn == environment.max_turns());
     std::vector<Environment::Turn> turns;
     for (std::size_t i = 0; i < open.size(); ++i) {
       append(*open[i], completions[i]);
@@ -154,7 +151,7 @@ std::vector<AnswerGroup> sample_groups(Engine& engine, const std::vector<Prompt>
   } else {
     std::vector<Episode*> all;
     for (auto& e : episodes) all.push_back(&e);
-    const auto completions = sample_turn(engine, all, settings);
+    const auto completions = sample_turn(engine, all, settings, /*is_last=*/true);
     for (std::size_t i = 0; i < all.size(); ++i) append(*all[i], completions[i]);
   }
   engine.sleep();

@@ -47,8 +47,8 @@ struct Surroundings {
 
 // A group for each of the `chosen` prompts. The n-th answer of all draws from stream `first_stream` + n of the seed, so
 // it does not depend on what else is sampled. With surroundings, which may be null, answers go on for as many turns as
-// the environment asks for, or as fit; a turn's prompt is the tokens so far, as they were sampled. The engine sleeps
-// afterwards.
+// the environment asks for, or as fit; a turn goes on from the very tokens that were sampled so far, and from
+// the state that they left where its slot was not needed since. The engine sleeps afterwards.
 std::vector<AnswerGroup> sample_groups(Engine& engine, const std::vector<Prompt>& prompts,
                                        std::span<const std::size_t> chosen, const GenerationSettings& settings,
                                        std::uint64_t first_stream, Surroundings* surroundings);

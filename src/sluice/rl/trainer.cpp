@@ -125,6 +125,7 @@ struct RlTrainer::Step {
   std::int64_t compared_groups = 0, uniform_groups = 0;  // with enough answers; of those, with one reward for all
   std::int64_t judged = 0, failed = 0;                   // answers
   std::int64_t sampled_tokens = 0, trained_tokens = 0;
+  ReplayCoverage replay = {};
   double generate_s = 0, reward_s = 0, old_s = 0, reference_s = 0, update_s = 0, eval_s = 0;
   AdvantageStats advantages = {};
   PolicyStats stats = {};
@@ -320,6 +321,9 @@ void RlTrainer::train(Step& step) {
   for (std::int64_t m = 0; m < count; ++m) {
     held.push_back(
         responses_of({step.groups.begin() + m * groups / count, step.groups.begin() + (m + 1) * groups / count}));
+    const auto replay = check_replay(held.back(), options_.rollout.strict_replay);
+    step.replay.tokens += replay.tokens;
+    step.replay.missing += replay.missing;
     minibatches.emplace_back();
     for (auto& response : held.back()) {
       minibatches.back().push_back(&response);
@@ -394,6 +398,10 @@ void RlTrainer::finish(Step& step) {
       {"train/updates", updates_}});
   if (surroundings_ != nullptr) values["rollout/turns_mean"] = turns.mean();
   if (s.routed > 0) values["rollout/router_differ_frac"] = s.rerouted / s.routed;
+  if (step.replay.tokens > 0) {
+    values["rollout/router_missing_frac"] =
+        static_cast<double>(step.replay.missing) / static_cast<double>(step.replay.tokens);
+  }
   if (s.indexed > 0) values["rollout/index_differ_frac"] = s.reindexed / s.indexed;
   if (options_.objective.kl_coef > 0) values["train/kl"] = per_token(s.kl);
   if (algorithm_.objective.clip.dual) values["train/dual_clip_frac"] = per_token(s.dual);

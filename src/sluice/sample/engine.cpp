@@ -28,9 +28,10 @@ struct Engine::KeptChoices {
 
 // A prompt after its way through the model, for the sequences that begin with it.
 struct Engine::SharedPrompt {
-  bool taken = false;  // a sequence is on the way or has been
-  DecoderState state;  // of one slot
-  Tensor logits;       // [1, V], after its last token; undefined: it has not been through the model yet
+  bool taken = false;   // a sequence is on the way or has been
+  Tensor logits;        // [1, V], after its last token; undefined: it has not been through the model yet
+  std::int64_t slot{};  // that it went through
+  DecoderState state;   // what that held then; without blocks: all that follow are there to copy it from the slot
   KeptChoices experts, key_blocks;
 };
 
@@ -90,7 +91,8 @@ Engine::Engine(const Decoder& decoder, Tokenizer tokenizer, std::vector<TokenId>
       stop_ids_(std::move(stop_ids)),
       sizes_(sizes),
       sampler_(drawable()),
-      slots_(static_cast<std::size_t>(sizes.slots)) {
+      slots_(static_cast<std::size_t>(sizes.slots)),
+      kept_(slots_.size()) {
   SLUICE_CHECK(sizes.slots >= 1 && sizes.capacity >= 2 && sizes.tokens_per_step >= sizes.slots,
                "engine: {} slots of {} tokens and {} tokens a step; a slot needs 2 tokens, a step one for each slot",
                sizes.slots, sizes.capacity, sizes.tokens_per_step);
@@ -116,6 +118,7 @@ void Engine::submit(GenerationRequest request) {
                 decoder_.vocab_size() - 1);
     }
   }
+  if (continue_kept(request)) return;
   std::shared_ptr<SharedPrompt> shared;
   if (!waiting_.empty()) {
     auto& last = waiting_.back();
@@ -128,14 +131,41 @@ void Engine::submit(GenerationRequest request) {
   waiting_.push_back({std::move(request), std::move(shared)});
 }
 
-// Gives free slots to waiting requests.
-void Engine::admit() {
-  for (std::size_t slot = 0; slot < slots_.size() && !waiting_.empty(); ++slot) {
-    if (slots_[slot]) continue;
-    slots_[slot] = std::make_unique<Sequence>(std::move(waiting_.front()), tokenizer_);
-    waiting_.pop_front();
-    state_.clear(static_cast<std::int64_t>(slot));
+// Lets a request go on from a kept sequence that its prompt continues. False: there is none.
+bool Engine::continue_kept(GenerationRequest& request) {
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!kept_[slot]) continue;
+    const auto known = std::span(kept_[slot]->tokens).first(static_cast<std::size_t>(kept_[slot]->cached));
+    const auto& before = kept_[slot]->request;
+    if (request.prompt.size() <= known.size() ||
+        !std::ranges::equal(known, std::span(request.prompt).first(known.size())) ||
+        before.keep_experts != request.keep_experts || before.keep_key_blocks != request.keep_key_blocks) {
+      continue;
+    }
+    auto sequence = std::make_unique<Sequence>(Waiting{.request = std::move(request), .shared = nullptr}, tokenizer_);
+    sequence->cached = kept_[slot]->cached;
+    sequence->experts = std::move(kept_[slot]->experts);
+    sequence->key_blocks = std::move(kept_[slot]->key_blocks);
+    kept_[slot].reset();
+    slots_[slot] = std::move(sequence);
+    return true;
   }
+  return false;
+}
+
+// Gives free slots to waiting requests, those that keep a state last.
+void Engine::admit() {
+  std::vector<std::int64_t> to_clear;
+  for (const bool give_kept : {false, true}) {
+    for (std::size_t slot = 0; slot < slots_.size() && !waiting_.empty(); ++slot) {
+      if (slots_[slot] || (kept_[slot] && !give_kept)) continue;
+      kept_[slot].reset();
+      slots_[slot] = std::make_unique<Sequence>(std::move(waiting_.front()), tokenizer_);
+      waiting_.pop_front();
+      if (!slots_[slot]->follows) to_clear.push_back(static_cast<std::int64_t>(slot));
+    }
+  }
+  if (!to_clear.empty()) state_.clear(int64s(to_clear, decoder_.device()));
 }
 
 Engine::StepPlan Engine::plan() const {
@@ -171,6 +201,7 @@ void Engine::sleep() {
   SLUICE_CHECK(waiting_.empty() && is_idle(), "engine: sequences are running; it can sleep between them alone");
   graphs_.reset();
   state_ = {};
+  for (auto& sequence : kept_) sequence.reset();
 }
 
 // Takes the plan's tokens through the model: the logits after the last ones of `sampling`, [n, V] float32; undefined
@@ -230,26 +261,46 @@ Tensor Engine::run_model(const StepPlan& plan) {
   return logits;
 }
 
-// Keeps what the slot holds, which is the prompt, and the logits after it.
-void Engine::keep(SharedPrompt& prompt, std::size_t slot, const Tensor& logits) const {
+// Makes what the slot holds, which is the prompt, and the logits after it known to those that follow.
+void Engine::share(const std::shared_ptr<SharedPrompt>& prompt, std::size_t slot, const Tensor& logits) const {
   const auto& sequence = *slots_[slot];
-  prompt.state = decoder_.new_state(/*slots=*/1, sequence.cached);
-  prompt.state.copy(0, state_, static_cast<std::int64_t>(slot), sequence.cached);
-  prompt.logits = logits.clone();
-  prompt.experts = sequence.experts;
-  prompt.key_blocks = sequence.key_blocks;
+  prompt->logits = logits.clone();
+  prompt->slot = static_cast<std::int64_t>(slot);
+  prompt->experts = sequence.experts;
+  prompt->key_blocks = sequence.key_blocks;
+  const auto here = std::ranges::count_if(slots_, [&](const auto& s) { return s && s->shared == prompt; });
+  if (prompt.use_count() == here + 1) return;  // nobody waits for a slot yet
+  const auto device = decoder_.device();
+  prompt->state = decoder_.new_state(/*slots=*/1, sequence.cached);
+  prompt->state.copy(int64s({0}, device), state_, int64s({prompt->slot}, device), sequence.cached);
 }
 
-// Puts the prompt into the slot of a sequence that follows another.
-void Engine::follow(std::size_t slot) {
-  auto& sequence = *slots_[slot];
-  const auto& prompt = *sequence.shared;
-  sequence.cached = std::ssize(sequence.tokens);
-  state_.copy(static_cast<std::int64_t>(slot), prompt.state, 0, sequence.cached);
-  sequence.experts = prompt.experts;
-  sequence.key_blocks = prompt.key_blocks;
-  sequence.follows = false;
-  sequence.shared.reset();
+// Puts prompts that are known into the slots of the sequences that follow; those slots.
+std::vector<std::size_t> Engine::follow() {
+  const auto device = decoder_.device();
+  std::vector<std::size_t> followers;
+  std::vector<std::int64_t> to, from;  // slots
+  std::int64_t longest = 0;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot] || !slots_[slot]->follows || !slots_[slot]->shared->logits.defined()) continue;
+    auto& sequence = *slots_[slot];
+    const auto& prompt = *sequence.shared;
+    const auto place = static_cast<std::int64_t>(slot);
+    sequence.cached = std::ssize(sequence.tokens);
+    if (prompt.state.blocks.empty()) {
+      to.push_back(place);
+      from.push_back(prompt.slot);
+      longest = std::max(longest, sequence.cached);
+    } else {
+      state_.copy(int64s({place}, device), prompt.state, int64s({0}, device), sequence.cached);
+    }
+    sequence.experts = prompt.experts;
+    sequence.key_blocks = prompt.key_blocks;
+    sequence.follows = false;
+    followers.push_back(slot);
+  }
+  if (!to.empty()) state_.copy(int64s(to, device), state_, int64s(from, device), longest);
+  return followers;
 }
 
 bool Engine::step() {
@@ -270,13 +321,12 @@ bool Engine::step() {
   for (std::size_t row = 0; row < plan.sampling.size(); ++row) {
     const auto slot = plan.sampling[row];
     const auto shared = std::move(slots_[slot]->shared);
-    if (shared.use_count() > 1) keep(*shared, slot, logits[0].narrow(0, static_cast<std::int64_t>(row), 1));
+    if (shared.use_count() > 1) share(shared, slot, logits[0].narrow(0, static_cast<std::int64_t>(row), 1));
   }
-  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (!slots_[slot] || !slots_[slot]->follows || !slots_[slot]->shared->logits.defined()) continue;
-    logits.push_back(slots_[slot]->shared->logits);
+  for (const auto slot : follow()) {
+    const auto prompt = std::move(slots_[slot]->shared);
+    logits.push_back(prompt->logits);
     sampling.push_back(slot);
-    follow(slot);
   }
   if (sampling.empty()) return true;
 
@@ -299,7 +349,7 @@ void Engine::accept(std::size_t slot, const SampledToken& token) {
 }
 
 void Engine::finish(std::size_t slot, FinishReason reason) {
-  const auto sequence = std::move(slots_[slot]);
+  auto sequence = std::move(slots_[slot]);
   if (!sequence->stops.found()) {
     sequence->release(sequence->stops.push(sequence->stream.finish()));
     sequence->release(sequence->stops.finish());
@@ -308,6 +358,7 @@ void Engine::finish(std::size_t slot, FinishReason reason) {
   sequence->completion.experts = sequence->experts.all();
   sequence->completion.key_blocks = sequence->key_blocks.all();
   if (sequence->request.on_finish) sequence->request.on_finish(sequence->completion);
+  if (sequence->request.keep_state) kept_[slot] = std::move(sequence);
 }
 
 }  // namespace sluice

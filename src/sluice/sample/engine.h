@@ -42,6 +42,9 @@ struct GenerationRequest {
   SamplingParameters sampling;
   std::vector<std::string> stop;  // texts that end the answer
   bool keep_experts = false, keep_key_blocks = false;
+  // After the answer its slot keeps what it holds until another sequence needs the slot. A request whose prompt goes on
+  // behind prompt and answer of such a one takes that slot, and only the rest of its prompt goes through the model.
+  bool keep_state = false;
   std::function<void(std::string_view piece)>
       on_text;                                       // may be empty; whole UTF-8 characters, joined they are the text
   std::function<void(const Completion&)> on_finish;  // may be empty
@@ -76,8 +79,8 @@ class Engine {
   // Ids that can be drawn: those below this one.
   std::int64_t drawable() const { return std::min(tokenizer_.vocab_size(), decoder_.vocab_size()); }
 
-  // Gives the memory of the layers' states and of recorded steps back. The next step() makes them anew, so nothing that
-  // older weights computed is left. Nothing may be running or waiting.
+  // Gives the memory of the layers' states, kept ones too, and of recorded steps back. The next step() makes them anew,
+  // so nothing that older weights computed is left. Nothing may be running or waiting.
   void sleep();
 
  private:
@@ -94,12 +97,13 @@ class Engine {
     return std::ranges::all_of(slots_, [](const auto& slot) { return slot == nullptr; });
   }
   bool records_steps() const { return decoder_.device().is_cuda() && decoder_.is_recordable(); }
+  bool continue_kept(GenerationRequest& request);
   void admit();
   StepPlan plan() const;
   Tensor forward(const StepPlan& plan, const Replay& replay);
   Tensor run_model(const StepPlan& plan);
-  void keep(SharedPrompt& prompt, std::size_t slot, const Tensor& logits) const;
-  void follow(std::size_t slot);
+  void share(const std::shared_ptr<SharedPrompt>& prompt, std::size_t slot, const Tensor& logits) const;
+  std::vector<std::size_t> follow();
   std::vector<SampledToken> draw(const Tensor& logits, std::span<const std::size_t> slots);
   bool asked_for(bool GenerationRequest::*kind, const StepPlan& plan) const;
   void accept(std::size_t slot, const SampledToken& token);
@@ -114,6 +118,7 @@ class Engine {
   Sampler sampler_;                       // of the CPU; device_sampler.h of others
   std::deque<Waiting> waiting_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null: free
+  std::vector<std::unique_ptr<Sequence>> kept_;   // of free slots: the sequence that is over and still in it; or null
 };
 
 }  // namespace sluice

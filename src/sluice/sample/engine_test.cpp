@@ -150,7 +150,7 @@ TEST(CachedDecoding, AClearedSlotHoldsNothingOfTheLastSequence) {
     for (std::int64_t slot = 0; slot < 3; ++slot) {
       if (round > 0 && slot == 1) continue;  // goes on holding the first round's sequence
       const c10::InferenceMode inference;
-      state.clear(slot);
+      state.clear(int64s({slot}, at::kCPU));
       const auto ids = random_ids(70 - 20 * round + slot, 10 * round + slot);
       feeds.push_back({.ids = ids, .pieces = in_pieces_of(9, static_cast<std::int64_t>(ids.size())), .slot = slot});
     }
@@ -289,6 +289,72 @@ TEST(Engine, AGroupCostsOnePrompt) {
   std::vector<std::int64_t> by_step;
   while (engine.step()) by_step.push_back(finished);
   EXPECT_EQ(by_step, (std::vector<std::int64_t>{0, 0, 3, 5}));
+}
+
+// What a sequence that is over left in its slot: the sequence that goes on behind it finds all but the new tokens
+// there, and takes those alone through the model.
+TEST(Engine, ASequenceGoesOnFromAKeptStateInEveryFamily) {
+  for (const auto& [preset, config] : tiny_configs()) {
+    const auto model = tiny_model(1024, preset);
+    const EngineSizes sizes{.slots = 4, .capacity = 140, .tokens_per_step = 20};
+    Engine kept(*model.decoder, tokenizer(), {}, sizes), afresh(*model.decoder, tokenizer(), {}, sizes);
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      SCOPED_TRACE(fmt::format("{}: episode {}", preset, i));
+      auto history = random_ids(30 + 20 * i, 7 + i);
+      for (std::uint64_t turn = 0; turn < 3; ++turn) {
+        const auto take_turn = [&](Engine& engine, bool keep_state) {
+          auto one = request(history, 9, {.seed = 5, .sequence = i, .drawn = 9 * turn});
+          one.keep_experts = one.keep_key_blocks = true;
+          one.keep_state = keep_state;
+          Completion completion;
+          one.on_finish = [&](const Completion& c) { completion = c; };
+          engine.submit(std::move(one));
+          std::int64_t steps = 0;
+          while (engine.step()) ++steps;
+          return std::pair(completion, steps);
+        };
+        const auto [got, steps] = take_turn(kept, true);
+        const auto [wanted, all_steps] = take_turn(afresh, false);
+        ASSERT_EQ(got.tokens, wanted.tokens);
+        for (std::size_t t = 0; t < got.tokens.size(); ++t) {
+          EXPECT_NEAR(got.logprobs[t], wanted.logprobs[t], kTolerance);
+        }
+        for (const auto kind : {&Completion::experts, &Completion::key_blocks}) {
+          const auto rows = [&](const Completion& c) {
+            return (c.*kind).chosen.defined() ? (c.*kind).chosen.size(0) : 0;
+          };
+          EXPECT_EQ(rows(got), rows(wanted));
+        }
+        // Nine tokens need nine steps; 20 tokens of a prompt go into one of them and a step more for each 20 others.
+        EXPECT_EQ(all_steps, 8 + (std::ssize(history) + 19) / 20);
+        EXPECT_EQ(steps, turn == 0 ? all_steps : 9);
+        history.insert(history.end(), got.tokens.begin(), got.tokens.end());
+        const auto observation = random_ids(6, 100 + turn);
+        history.insert(history.end(), observation.begin(), observation.end());
+      }
+    }
+  }
+}
+
+// A kept state gives way: to a sequence that needs its slot, and with sleep().
+TEST(Engine, AKeptStateGivesWayToWhatRuns) {
+  Engine engine(decoder(), tokenizer(), {}, {.slots = 2, .capacity = 100});
+  const auto answer_of = [&](const std::vector<TokenId>& prompt) {
+    auto one = request(prompt, 5, kGreedy);
+    one.keep_state = true;
+    std::vector<TokenId> answer;
+    one.on_finish = [&](const Completion& c) { answer = c.tokens; };
+    engine.submit(std::move(one));
+    engine.run();
+    return answer;
+  };
+  auto history = random_ids(20, 1);
+  const auto first = answer_of(history);
+  for (std::uint64_t i = 2; i < 6; ++i) EXPECT_EQ(answer_of(random_ids(20, i)), greedy_by_hand(random_ids(20, i), 5));
+  history.insert(history.end(), first.begin(), first.end());
+  EXPECT_EQ(answer_of(history), greedy_by_hand(history, 5));  // its slot was needed
+  engine.sleep();
+  EXPECT_EQ(answer_of(history), greedy_by_hand(history, 5));
 }
 
 TEST(Engine, ASeedRepeatsAndAnotherDiffers) {
