@@ -84,13 +84,10 @@ DecodeGraphs::Output DecodeGraphs::step(std::span<const DecodeRow> rows, std::in
 bool DecodeGraphs::are_stale() const { return !weights_.empty() && weights_ != addresses(decoder_); }
 
 Tensor logits_of(const Tensor& hidden, const Tensor& head) {
-  if (hidden.is_cpu() && hidden.scalar_type() == kBFloat16) {  // the few rows are packed, and the head read as it lies
-    const auto by_id = at::empty({head.size(0), hidden.size(0)}, hidden.options().dtype(kFloat));
-    matmul_into(by_id, head, hidden.t(), /*accumulate=*/false);
-    return by_id.t().contiguous();
-  }
   auto logits = at::empty({hidden.size(0), head.size(0)}, hidden.options().dtype(kFloat));
-  if (hidden.scalar_type() == kFloat) {
+  if (hidden.is_cpu() && hidden.scalar_type() == kBFloat16) {  // the few rows are packed, and the head read as it lies
+    matmul_into(logits.t(), head, hidden.t(), /*accumulate=*/false);
+  } else if (hidden.scalar_type() == kFloat) {
     at::mm_out(logits, hidden, head.t());
   } else {
     at::mm_out(logits, hidden, head.t(), kFloat);

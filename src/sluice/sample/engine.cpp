@@ -28,10 +28,10 @@ struct Engine::KeptChoices {
 
 // A prompt after its way through the model, for the sequences that begin with it.
 struct Engine::SharedPrompt {
-  bool taken = false;   // a sequence is on the way or has been
-  Tensor logits;        // [1, V], after its last token; undefined: it has not been through the model yet
-  std::int64_t slot{};  // that it went through
-  DecoderState state;   // what that held then; without blocks: all that follow are there to copy it from the slot
+  bool taken = false;     // a sequence is on the way or has been
+  Tensor logits;          // [1, V], after its last token; undefined: it has not been through the model yet
+  std::int64_t slot = 0;  // that it went through
+  DecoderState state;     // what that held then; without blocks: all that follow are there to copy it from the slot
   KeptChoices experts, key_blocks;
 };
 

@@ -58,8 +58,8 @@ struct EngineSizes {
 
 class Engine {
  public:
-  // `decoder` must outlive the engine; its weights may change between steps only while nothing runs. Ids that the
-  // tokenizer lacks are never drawn. `stop_ids` end every sequence.
+  // `decoder` must outlive the engine; its weights may change between steps only while nothing runs and no state is
+  // kept. Ids that the tokenizer lacks are never drawn. `stop_ids` end every sequence.
   Engine(const Decoder& decoder, Tokenizer tokenizer, std::vector<TokenId> stop_ids, const EngineSizes& sizes);
 
   ~Engine();

@@ -66,11 +66,11 @@ SLUICE_MULTIARCH void pack_columns(const Half* __restrict b, std::int64_t stride
   }
 }
 
-// a and b as ATen holds them; b_by_column: b.stride(0) == 1.
+// a, b and c as ATen holds them; b_by_column: b.stride(0) == 1.
 struct Bf16Product {
   const at::BFloat16 *a, *b;
   float* c;
-  std::int64_t m, n, k, a_stride, b_stride, c_stride;
+  std::int64_t m, n, k, a_stride, b_stride, c_row_stride, c_column_stride;
   bool b_by_column, accumulate;
 };
 
@@ -90,27 +90,37 @@ void pack_panels(const Bf16Product& p, std::int64_t first, std::int64_t last, st
   }
 }
 
+// A block of c becomes `from` [rows, 64], or more by it; the inner loop is over neighbours in c.
+SLUICE_MULTIARCH void write_block(const Bf16Product& p, const float* __restrict from, std::int64_t rows,
+                                  std::int64_t columns, float* __restrict c) {
+  const bool by_row = p.c_column_stride == 1;
+  const auto outer = by_row ? rows : columns, inner = by_row ? columns : rows;
+  const auto stride = by_row ? p.c_row_stride : p.c_column_stride;
+  const auto from_outer = by_row ? kBlock : 1, from_inner = by_row ? 1 : kBlock;
+  for (std::int64_t i = 0; i < outer; ++i) {
+    for (std::int64_t j = 0; j < inner; ++j) {
+      auto& value = c[i * stride + j];
+      const auto product = from[i * from_outer + j * from_inner];
+      value = p.accumulate ? value + product : product;
+    }
+  }
+}
+
 // Rows [row, row + rows) of one panel's columns of c.
 void multiply_block(const Bf16Product& p, const at::BFloat16* a, std::int64_t a_stride, const Word* panel,
                     std::int64_t depth, std::int64_t row, std::int64_t rows, std::int64_t column, Scratch& scratch) {
   const auto columns = std::min(kBlock, p.n - column);
-  auto* c = p.c + row * p.c_stride + column;
-  const bool direct = rows == kBlock && columns == kBlock && p.c_stride % kStep == 0;
+  auto* c = p.c + row * p.c_row_stride + column * p.c_column_stride;
+  const bool direct = rows == kBlock && columns == kBlock && p.c_column_stride == 1 && p.c_row_stride % kStep == 0;
   auto* to = direct ? c : scratch.c;
-  const auto to_stride = direct ? p.c_stride : kBlock;
+  const auto to_stride = direct ? p.c_row_stride : kBlock;
   const auto width = round_up(columns, kColumns);
   for (std::int64_t begin = 0; begin < depth; begin += kDepth) {
     at::native::cpublas::brgemm(kBlock, width, std::min(kDepth, depth - begin), a_stride, kBlock, to_stride,
                                 begin > 0 || (direct && p.accumulate), a + begin,
                                 reinterpret_cast<const at::BFloat16*>(panel + begin / 2 * kBlock), to);
   }
-  if (direct) return;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = 0; j < columns; ++j) {
-      auto& value = c[i * p.c_stride + j];
-      value = p.accumulate ? value + to[i * kBlock + j] : to[i * kBlock + j];
-    }
-  }
+  if (!direct) write_block(p, to, rows, columns, c);
 }
 
 // The columns of panels [first, last) of rows [begin, end).
@@ -164,7 +174,7 @@ bool has_matrix_unit() {
 
 void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumulate) {
   const at::AutoDispatchBelowAutograd below;
-  assert(c.stride(1) == 1 || c.size(1) <= 1);
+  assert(c.stride(1) == 1 || c.size(1) <= 1 || c.stride(0) == 1 || c.size(0) == 1);
   if (c.numel() == 0) return;
   if (a.scalar_type() != kBFloat16) {
     if (accumulate) at::addmm_out(const_cast<Tensor&>(c), c, a, b);
@@ -186,7 +196,8 @@ void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumul
               .k = a.size(1),
               .a_stride = rows.stride(0),
               .b_stride = b.stride(by_column ? 1 : 0),
-              .c_stride = c.stride(0),
+              .c_row_stride = c.stride(0),
+              .c_column_stride = c.size(1) == 1 ? 1 : c.stride(1),
               .b_by_column = by_column,
               .accumulate = accumulate});
   }

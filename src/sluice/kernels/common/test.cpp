@@ -32,22 +32,26 @@ constexpr Sizes kSizes[] = {{1, 1, 1},      {64, 32, 64},   {3, 7, 5},       {65
 void expect_matmul(at::ScalarType type, double bound) {
   for (const auto& [m, k, n] : kSizes) {
     const auto options = at::TensorOptions().dtype(type);
-    for (const bool a_transposed : {false, true}) {
-      for (const bool b_transposed : {false, true}) {
-        for (const bool accumulate : {false, true}) {
-          SCOPED_TRACE(fmt::format("{} x {} x {} {} {} {}", m, k, n, a_transposed, b_transposed, accumulate));
-          const auto a = a_transposed ? at::randn({k, m}, options).t() : at::randn({m, k}, options);
-          const auto b = b_transposed ? at::randn({n, k}, options).t() : at::randn({k, n}, options);
-          const auto wide = at::randn({m, n + 3}, options.dtype(type == kDouble ? kDouble : kFloat));
-          const auto before = wide.clone(), c = wide.narrow(1, 1, n);
-          matmul_into(c, a, b, accumulate);
-          auto want = a.to(kDouble).mm(b.to(kDouble));
-          if (accumulate) want = want + before.narrow(1, 1, n);
-          EXPECT_LT(relative_error(c, want), bound);
-          EXPECT_TRUE(wide.select(1, 0).equal(before.select(1, 0)));
-          EXPECT_TRUE(wide.narrow(1, n + 1, 2).equal(before.narrow(1, n + 1, 2)));
-        }
-      }
+    for (int layouts = 0; layouts < 16; ++layouts) {
+      const bool a_transposed = layouts & 1, b_transposed = layouts & 2, c_transposed = layouts & 4,
+                 accumulate = layouts & 8;
+      SCOPED_TRACE(
+          fmt::format("{} x {} x {} {} {} {} {}", m, k, n, a_transposed, b_transposed, c_transposed, accumulate));
+      const auto a = a_transposed ? at::randn({k, m}, options).t() : at::randn({m, k}, options);
+      const auto b = b_transposed ? at::randn({n, k}, options).t() : at::randn({k, n}, options);
+      const auto width = c_transposed ? m : n;  // of c as it lies
+      const auto wide = at::randn({c_transposed ? n : m, width + 3}, options.dtype(type == kDouble ? kDouble : kFloat));
+      const auto before = wide.clone();
+      const auto c_of = [&](const Tensor& x) {
+        const auto part = x.narrow(1, 1, width);
+        return c_transposed ? part.t() : part;
+      };
+      matmul_into(c_of(wide), a, b, accumulate);
+      auto want = a.to(kDouble).mm(b.to(kDouble));
+      if (accumulate) want = want + c_of(before);
+      EXPECT_LT(relative_error(c_of(wide), want), bound);
+      EXPECT_TRUE(wide.select(1, 0).equal(before.select(1, 0)));
+      EXPECT_TRUE(wide.narrow(1, width + 1, 2).equal(before.narrow(1, width + 1, 2)));
     }
   }
 }
