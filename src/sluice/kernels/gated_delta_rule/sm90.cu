@@ -11,19 +11,16 @@ namespace sm90 {
 // walks are more than fit at once needs longer segments, for enough of them.
 int segment_chunks(const GatedDeltaParams& params) { return split_values(params, multiprocessors()) ? 132 : 528; }
 
-// The part of a segment's `gradients` that the multiprocessors which its walks leave idle can work out in their time,
-// with `prepare` of another segment: a chunk's walks take 2.46 us whatever the heads, its gradients 6.15 us of one
-// multiprocessor a value head, `prepare` 1.6 (H200). Below a quarter it is not worth its memory: 0.
-float part_beside(const GatedDeltaParams& params) {
+// Whether the multiprocessors that a segment's walks leave idle can work out the `gradients` of another in their time,
+// with its `prepare`: a chunk's walks take 2.46 us whatever the heads, its gradients 6.15 us of one multiprocessor a
+// value head, `prepare` 1.6 (H200). Up to 25 value heads of one sequence.
+bool fits_beside_walks(const GatedDeltaParams& params) {
   const int all = multiprocessors();
-  if (!split_values(params, all)) return 0;
-  const float idle = static_cast<float>(idle_in_walks(params, all)), heads = static_cast<float>(params.value_heads);
-  const float part = (2.46f * idle / heads - 1.6f) / 6.15f;
-  return part < 0.25f ? 0 : std::min(part, 1.f);
+  return split_values(params, all) && 2.46f * idle_in_walks(params, all) >= (6.15f + 1.6f) * params.value_heads;
 }
 
 Pass backward_pass(const GatedDeltaParams& params) {
-  return part_beside(params) > 0 ? Pass::kBackwardBeside : Pass::kBackward;
+  return fits_beside_walks(params) ? Pass::kBackwardBeside : Pass::kBackward;
 }
 
 Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pass pass) {
@@ -144,7 +141,7 @@ cudaError_t launch_backward(const GatedDeltaBackwardParams& params, const Worksp
     prepare_next(0, key_heads / 2);
     if (error == cudaSuccess) error = launch_backward_walk(params, here, stream);
     prepare_next(key_heads / 2, key_heads);
-    if (error == cudaSuccess) error = launch_gradients(params, here, 0, 1, multiprocessors(), stream);
+    if (error == cudaSuccess) error = launch_gradients(params, here, multiprocessors(), stream);
   }
   return error;
 }
@@ -169,13 +166,12 @@ class Event {
   cudaError_t error_;
 };
 
-// `gradients` of a segment, or a part of it, beside the walks along the next, which go through `walks`. A segment's
+// `gradients` of a segment beside the walks along the next, which go through `walks`. A segment's
 // places are used again by the third after it (prepared) and the second (walked), when its gradients are done.
 cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const Workspace& workspace,
                                    cudaStream_t stream, cudaStream_t walks) {
   const GatedDeltaParams& forward = params.forward;
   const int last = workspace.segments - 1, key_heads = forward.key_heads, all = multiprocessors();
-  const float part = part_beside(forward);
   Event walked, done[2];
   cudaError_t error = walked.order(stream, walks);
   const auto then = [&error](auto&& launch) {
@@ -192,9 +188,7 @@ cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const
       then([&] { return launch_prepare(forward, with_segment(workspace, segment - 1), 0, key_heads, true, walks); });
     }
     then([&] { return walked.order(walks, stream); });
-    const float beside = segment > 0 ? part : 0;
-    then([&] { return launch_gradients(params, here, 0, beside, idle_in_walks(forward, all), stream); });
-    then([&] { return launch_gradients(params, here, beside, 1, all, stream); });
+    then([&] { return launch_gradients(params, here, segment > 0 ? idle_in_walks(forward, all) : all, stream); });
     then([&] { return done[segment % 2].record(stream); });
   }
   return error;
@@ -238,7 +232,7 @@ cudaError_t launch_gated_delta_rule_backward_step_sm90(const GatedDeltaBackwardP
     case BackwardStep::kStateGradients:
       return sm90::launch_backward_walk(params, workspace, stream);
     case BackwardStep::kGradients:
-      return sm90::launch_gradients(params, workspace, 0, 1, sm90::multiprocessors(), stream);
+      return sm90::launch_gradients(params, workspace, sm90::multiprocessors(), stream);
   }
   return cudaErrorInvalidValue;
 }

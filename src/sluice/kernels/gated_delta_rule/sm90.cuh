@@ -94,9 +94,9 @@ template <Walk kWalk>
 cudaError_t launch_forward_walk(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
 cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const Workspace& workspace,
                                  cudaStream_t stream);
-// The part [first, last] of the segment's chunks, 0 to 1, on that many multiprocessors.
-cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, float first,
-                             float last, int multiprocessors, cudaStream_t stream);
+// On that many multiprocessors.
+cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, int multiprocessors,
+                             cudaStream_t stream);
 
 __device__ inline PackView pack_of(const GatedDeltaParams& params) {
   return {params.cu_seqlens, params.sequences, params.tokens};

@@ -46,10 +46,9 @@ struct GradientItem {
   int64_t first;        // token
   int rows;
 };
-// The items of one launch; a CTA takes every gridDim.x-th.
-struct GradientItems {
-  int first, last;
-};
+__device__ inline int gradient_items(const GatedDeltaParams& params, const Workspace& workspace) {
+  return (workspace.segment_end(params.sequences) - workspace.segment_begin()) * params.key_heads;
+}
 __device__ inline GradientItem gradient_item(const GatedDeltaParams& params, const Workspace& workspace, int index) {
   const int chunk = index / params.key_heads;
   const int2 rows = workspace.chunk_rows[workspace.segment_begin() + chunk];
