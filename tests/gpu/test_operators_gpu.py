@@ -83,6 +83,14 @@ def test_rms_norm_of_heads_inside_a_wider_projection_with_a_float32_weight():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(5, 3, 7), (300, 4, 64), (2000, 4, 2560), (40, 2, 9000), (0, 4, 16)])
+def test_rms_norm_with_a_weight_for_each_head(shape, dtype):
+    torch.manual_seed(9)
+    bounds = (1e-6, 5e-6) if dtype == torch.float32 else (3.95e-3, 3.95e-3)
+    check(OPS.rms_norm, [draw(*shape, dtype=dtype), draw(*shape[1:], dtype=dtype)], [1e-6, True], *bounds)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("tokens,heads,dim,rotary", [(5, 1, 2, 2), (9, 3, 7, 6), (33, 2, 256, 64), (20, 4, 64, 64),
                                                      (4, 2, 8, 0), (10, 1, 257, 256), (0, 2, 16, 8), (700, 8, 256, 64)])
 def test_rotary(tokens, heads, dim, rotary, dtype):

@@ -11,10 +11,8 @@ GroupedRmsNorm::GroupedRmsNorm(std::int64_t groups, std::int64_t size, double ep
       eps_(eps) {}
 
 Tensor GroupedRmsNorm::forward(const Tensor& x) const {
-  const auto parts = x.chunk(groups_, 1), weights = weight_.value.chunk(groups_);
-  std::vector<Tensor> normed;
-  for (std::int64_t g = 0; g < groups_; ++g) normed.push_back(rms_norm(parts[g], weights[g], eps_, true));
-  return at::stack(normed, 1);
+  const auto size = weight_.value.size(0) / groups_;
+  return rms_norm(x.unflatten(1, {groups_, size}), weight_.value.view({groups_, size}), eps_, /*zero_centered=*/true);
 }
 
 }  // namespace sluice

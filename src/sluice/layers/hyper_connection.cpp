@@ -3,6 +3,9 @@
 
 #include <cassert>
 
+#include "sluice/kernels/stream_inject/stream_inject.h"
+#include "sluice/kernels/stream_mix/stream_mix.h"
+
 namespace sluice {
 
 HyperConnection::HyperConnection(const HyperConnectionSizes& s, Role role)
@@ -20,18 +23,17 @@ HyperConnection::HyperConnection(const HyperConnectionSizes& s, Role role)
 
 Tensor HyperConnection::mix(const Tensor& normed) const {
   const auto down = at::silu(input_mix_weight_down_.forward(normed.flatten(1)) / streams_);  // [T, rank]
-  const auto weight = input_mix_weight_up_.forward(down).sigmoid().view(normed.sizes());     // [T, n, D]
-  return (weight * normed).mean(1);
+  return stream_mix(normed, input_mix_weight_up_.forward(down).view(normed.sizes()));
 }
 
 Tensor HyperConnection::read(const Tensor& residual) const { return mix(hc_norm_.forward(residual)); }
 
 Tensor HyperConnection::around(const Tensor& residual, const Part& part) const {
   assert(block_inject_weight_ != nullptr);
-  const auto normed = hc_norm_.forward(residual);                                                   // [T, n, D]
-  const auto inject = 2 * (block_inject_weight_->forward(normed.flatten(1)) / streams_).sigmoid();  // [T, n]
-  const auto y = part(mix(normed));                                                                 // [T, D]
-  return residual + (y.unsqueeze(1) * inject.unsqueeze(2)).flatten(1);
+  const auto normed = hc_norm_.forward(residual);                                   // [T, n, D]
+  const auto inject = block_inject_weight_->forward(normed.flatten(1)) / streams_;  // [T, n]
+  const auto y = part(mix(normed));                                                 // [T, D]
+  return stream_inject(residual.view(normed.sizes()), y, inject).flatten(1);
 }
 
 void HyperConnection::count_operations(double tokens, Operations& operations) const {

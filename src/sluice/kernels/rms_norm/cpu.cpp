@@ -49,6 +49,7 @@ Tensor forward_cpu(const Tensor& x, const Tensor& weight, double eps, bool zero_
   const auto input = with_rows(x);
   const auto rows = rows_of(input);
   const auto scale = scale_of(weight, x.scalar_type(), zero_centered);
+  const auto heads = scale.numel() / rows.width;  // rows take the weights in turn
   auto out = at::empty(x.sizes(), x.options());
   AT_DISPATCH_FLOATING_TYPES_AND(kBFloat16, x.scalar_type(), "rms_norm", [&] {
     const auto* xs = input.const_data_ptr<scalar_t>();
@@ -56,8 +57,8 @@ Tensor forward_cpu(const Tensor& x, const Tensor& weight, double eps, bool zero_
     auto* outs = out.mutable_data_ptr<scalar_t>();
     at::parallel_for(0, rows.count, rows_per_task(rows.width), [&](std::int64_t first, std::int64_t last) {
       for (auto row = first; row < last; ++row) {
-        forward_row<scalar_t>(xs + rows.offset(row), scales, static_cast<Wide<scalar_t>>(eps), !zero_centered,
-                              rows.width, outs + row * rows.width);
+        forward_row<scalar_t>(xs + rows.offset(row), scales + row % heads * rows.width,
+                              static_cast<Wide<scalar_t>>(eps), !zero_centered, rows.width, outs + row * rows.width);
       }
     });
   });
@@ -69,26 +70,28 @@ std::tuple<Tensor, Tensor> backward_cpu(const Tensor& grad_out, const Tensor& x,
   const auto input = with_rows(x), grad = with_rows(grad_out);
   const auto rows = rows_of(input), grad_rows = rows_of(grad);
   const auto scale = scale_of(weight, x.scalar_type(), zero_centered);
+  const auto heads = scale.numel() / rows.width;
   const auto blocks = row_blocks(rows.count, 32);
   auto grad_x = at::empty(x.sizes(), x.options());
-  auto partial = at::zeros({blocks.count, rows.width}, scale.options());
+  auto partial = at::zeros({blocks.count, scale.numel()}, scale.options());
   AT_DISPATCH_FLOATING_TYPES_AND(kBFloat16, x.scalar_type(), "rms_norm_backward", [&] {
     const auto *xs = input.const_data_ptr<scalar_t>(), *grads = grad.const_data_ptr<scalar_t>();
     const auto* scales = scale.const_data_ptr<Wide<scalar_t>>();
     auto* grad_xs = grad_x.mutable_data_ptr<scalar_t>();
     auto* partials = partial.mutable_data_ptr<Wide<scalar_t>>();
-    at::parallel_for(0, blocks.count, rows_per_task(blocks.size * rows.width),
-                     [&](std::int64_t first, std::int64_t last) {
-                       for (auto block = first; block < last; ++block) {
-                         for (auto row = blocks.begin(block); row < blocks.end(block); ++row) {
-                           backward_row<scalar_t>(grads + grad_rows.offset(row), xs + rows.offset(row), scales,
-                                                  static_cast<Wide<scalar_t>>(eps), rows.width,
-                                                  grad_xs + row * rows.width, partials + block * rows.width);
-                         }
-                       }
-                     });
+    at::parallel_for(
+        0, blocks.count, rows_per_task(blocks.size * rows.width), [&](std::int64_t first, std::int64_t last) {
+          for (auto block = first; block < last; ++block) {
+            for (auto row = blocks.begin(block); row < blocks.end(block); ++row) {
+              const auto head = row % heads * rows.width;
+              backward_row<scalar_t>(grads + grad_rows.offset(row), xs + rows.offset(row), scales + head,
+                                     static_cast<Wide<scalar_t>>(eps), rows.width, grad_xs + row * rows.width,
+                                     partials + block * heads * rows.width + head);
+            }
+          }
+        });
   });
-  return {grad_x, sum_in_order(partial).to(weight.scalar_type())};
+  return {grad_x, sum_in_order(partial).view(weight.sizes()).to(weight.scalar_type())};
 }
 
 }  // namespace

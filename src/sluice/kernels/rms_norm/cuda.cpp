@@ -29,6 +29,7 @@ RmsNormParams make_params(const Tensor& rows, const Tensor& weight, double eps, 
   params.rows = rows.size(0) * rows.size(1);
   params.heads = static_cast<std::int32_t>(rows.size(1));
   params.width = static_cast<std::int32_t>(rows.size(2));
+  params.weight_heads = static_cast<std::int32_t>(weight.numel() / rows.size(2));
   params.bfloat16 = is_bfloat16(kOp, "x", rows);
   params.bfloat16_weight = is_bfloat16(kOp, "weight", weight);
   params.eps = static_cast<float>(eps);
@@ -56,8 +57,7 @@ std::tuple<Tensor, Tensor> backward_cuda(const Tensor& grad_out, const Tensor& x
   auto grad_x = at::empty(x.sizes(), x.options()), grad_weight = at::empty(weight.sizes(), weight.options());
   RmsNormBackwardParams params{};
   params.forward = make_params(rows, gain, eps, zero_centered);
-  const auto partial =
-      at::empty({rms_norm_blocks(params.forward.rows), params.forward.width}, x.options().dtype(kFloat));
+  const auto partial = at::empty({rms_norm_blocks(params.forward), weight.numel()}, x.options().dtype(kFloat));
   params.grad_out = rows_of(grad_rows);
   params.partial = partial.mutable_data_ptr<float>();
   params.grad_x = grad_x.mutable_data_ptr();

@@ -14,8 +14,11 @@ using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const 
 void check_inputs(const Tensor& x, const Tensor& weight, double eps) {
   constexpr auto op = "rms_norm";
   check_float_type(op, "x", x);
-  SLUICE_CHECK(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1) && x.size(-1) > 0,
-               "{}: x must be [..., D] and weight [D]; got x {}, weight {}", op, describe(x), describe(weight));
+  const bool fits = weight.dim() >= 1 && weight.dim() <= 2 && x.dim() >= weight.dim() &&
+                    x.sizes().slice(x.dim() - weight.dim()) == weight.sizes();
+  SLUICE_CHECK(fits && weight.size(-1) > 0,
+               "{}: x must be [..., D] and weight [D], or [..., H, D] and [H, D]; got x {}, weight {}", op, describe(x),
+               describe(weight));
   SLUICE_CHECK(weight.scalar_type() == x.scalar_type() || weight.scalar_type() == kFloat,
                "{}: weight must have the dtype of x or float32; got x {}, weight {}", op, describe(x),
                describe(weight));

@@ -22,10 +22,15 @@ __device__ const T* row_of(const RmsNormRows& rows, int64_t row, int heads) {
   return static_cast<const T*>(rows.data) + row / heads * rows.token_stride + row % heads * rows.head_stride;
 }
 
-// s of one column.
-__device__ float scale_of(const RmsNormParams& params, int column) {
-  const float weight = params.bfloat16_weight ? widen(static_cast<const __nv_bfloat16*>(params.weight)[column])
-                                              : static_cast<const float*>(params.weight)[column];
+// The row's weights, as the place of the first.
+__device__ int weight_of(const RmsNormParams& params, int64_t row) {
+  return static_cast<int>(row % params.weight_heads) * params.width;
+}
+
+// s of one weight.
+__device__ float scale_of(const RmsNormParams& params, int place) {
+  const float weight = params.bfloat16_weight ? widen(static_cast<const __nv_bfloat16*>(params.weight)[place])
+                                              : static_cast<const float*>(params.weight)[place];
   return params.zero_centered ? 1.f + weight : weight;
 }
 
@@ -82,6 +87,7 @@ __global__ __launch_bounds__(kThreads) void normalize(const __grid_constant__ Rm
   }
   const float r = inverse_rms(group_sum<kGroup>(squares), params);
   T* out = static_cast<T*>(params.out) + row * params.width;
+  const int weight = weight_of(params, row);
 #pragma unroll
   for (int p = 0; p < kPieces; ++p) {
     const int column = first + p * kStep;
@@ -89,7 +95,7 @@ __global__ __launch_bounds__(kThreads) void normalize(const __grid_constant__ Rm
     float y[kLanes];
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
-      y[i] = scaled<T>(widen(x[p].value[i]), r, scale_of(params, column + i), params.zero_centered);
+      y[i] = scaled<T>(widen(x[p].value[i]), r, scale_of(params, weight + column + i), params.zero_centered);
     }
     narrow<T>(y).store(out + column);
   }
@@ -105,16 +111,18 @@ __global__ __launch_bounds__(kThreads) void normalize_any(const __grid_constant_
   float squares = 0.f;
   for (int i = lane; i < params.width; i += 32) squares += widen(x[i]) * widen(x[i]);
   const float r = inverse_rms(warp_sum(squares), params);
+  const int weight = weight_of(params, row);
   for (int i = lane; i < params.width; i += 32) {
-    out[i] = T(scaled<T>(widen(x[i]), r, scale_of(params, i), params.zero_centered));
+    out[i] = T(scaled<T>(widen(x[i]), r, scale_of(params, weight + i), params.zero_centered));
   }
 }
 
-// Groups take the rows in turn.
+// Groups take the rows in turn, those of one head's weights (blockIdx.y).
 template <typename T, int kGroup, int kPieces>
 __global__ __launch_bounds__(kThreads) void normalize_backward(const __grid_constant__ RmsNormBackwardParams backward) {
   constexpr int kLanes = kVector<T>, kStep = kGroup * kLanes, kGroups = kThreads / kGroup;
   const RmsNormParams& params = backward.forward;
+  const int weights = blockIdx.y * params.width;
   const int group = threadIdx.x / kGroup, first = threadIdx.x % kGroup * kLanes;
   float scale[kPieces][kLanes] = {}, weight_grad[kPieces][kLanes] = {};
 #pragma unroll
@@ -122,11 +130,12 @@ __global__ __launch_bounds__(kThreads) void normalize_backward(const __grid_cons
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       const int column = first + p * kStep + i;
-      if (column < params.width) scale[p][i] = scale_of(params, column);
+      if (column < params.width) scale[p][i] = scale_of(params, weights + column);
     }
   }
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kGroups + group; row < params.rows;
-       row += static_cast<int64_t>(gridDim.x) * kGroups) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kGroups * params.weight_heads;
+  for (int64_t row = (static_cast<int64_t>(blockIdx.x) * kGroups + group) * params.weight_heads + blockIdx.y;
+       row < params.rows; row += step) {
     const T* x_row = row_of<T>(params.x, row, params.heads);
     const T* grad_row = row_of<T>(backward.grad_out, row, params.heads);
     Lanes<T, kLanes> x[kPieces] = {}, grad[kPieces] = {};
@@ -164,7 +173,7 @@ __global__ __launch_bounds__(kThreads) void normalize_backward(const __grid_cons
   }
   // The groups' sums, added in order.
   __shared__ float shares[kGroups > 1 ? kGroups : 1][kGroups > 1 ? kStep : 1];
-  float* share = backward.partial + static_cast<int64_t>(blockIdx.x) * params.width;
+  float* share = backward.partial + static_cast<int64_t>(blockIdx.x) * params.weight_heads * params.width + weights;
 #pragma unroll
   for (int p = 0; p < kPieces; ++p) {
     if constexpr (kGroups == 1) {
@@ -190,9 +199,12 @@ __global__ __launch_bounds__(kThreads) void normalize_backward(const __grid_cons
 template <typename T>
 __global__ __launch_bounds__(32) void normalize_any_backward(const __grid_constant__ RmsNormBackwardParams backward) {
   const RmsNormParams& params = backward.forward;
-  float* share = backward.partial + static_cast<int64_t>(blockIdx.x) * params.width;
+  const int weights = blockIdx.y * params.width;
+  float* share = backward.partial + static_cast<int64_t>(blockIdx.x) * params.weight_heads * params.width + weights;
   for (int i = threadIdx.x; i < params.width; i += 32) share[i] = 0.f;
-  for (int64_t row = blockIdx.x; row < params.rows; row += gridDim.x) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * params.weight_heads;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * params.weight_heads + blockIdx.y; row < params.rows;
+       row += step) {
     const T* x = row_of<T>(params.x, row, params.heads);
     const T* grad = row_of<T>(backward.grad_out, row, params.heads);
     T* out = static_cast<T*>(backward.grad_x) + row * params.width;
@@ -200,21 +212,22 @@ __global__ __launch_bounds__(32) void normalize_any_backward(const __grid_consta
     for (int i = threadIdx.x; i < params.width; i += 32) {
       const float value = widen(x[i]);
       squares += value * value;
-      dot += widen(grad[i]) * scale_of(params, i) * value;
+      dot += widen(grad[i]) * scale_of(params, weights + i) * value;
     }
     const float r = inverse_rms(warp_sum(squares), params);
     const float sum = warp_sum(dot);
     const float along = r > 0.f ? sum * r * r / static_cast<float>(params.width) : 0.f;
     for (int i = threadIdx.x; i < params.width; i += 32) {
       const float g = widen(grad[i]), value = widen(x[i]);
-      out[i] = T(r * (g * scale_of(params, i) - value * along));
+      out[i] = T(r * (g * scale_of(params, weights + i) - value * along));
       share[i] += g * (value * r);
     }
   }
 }
 
 __global__ void add_shares(const __grid_constant__ RmsNormBackwardParams backward, int blocks) {
-  const int columns = backward.forward.width, column = blockIdx.x * kSumColumns + threadIdx.x;
+  const int columns = backward.forward.weight_heads * backward.forward.width;
+  const int column = blockIdx.x * kSumColumns + threadIdx.x;
   const float sum = column_sum(backward.partial, blocks, columns);
   if (threadIdx.y != 0 || column >= columns) return;
   if (backward.forward.bfloat16_weight) {
@@ -274,23 +287,27 @@ void run(const RmsNormParams& params, cudaStream_t stream) {
 
 template <typename T>
 void run(const RmsNormBackwardParams& params, cudaStream_t stream) {
-  const int blocks = rms_norm_blocks(params.forward.rows);
+  const RmsNormParams& forward = params.forward;
+  const int blocks = rms_norm_blocks(forward);
+  const dim3 grid(blocks, forward.weight_heads);
   if (blocks > 0) {
-    const bool aligned = in_vectors<T>(params.forward.x) && in_vectors<T>(params.grad_out) &&
+    const bool aligned = in_vectors<T>(forward.x) && in_vectors<T>(params.grad_out) &&
                          reinterpret_cast<uintptr_t>(params.grad_x) % 16 == 0;
-    const bool done = dispatch(shape_of<T>(params.forward, aligned), [&]<int kGroup, int kPieces>() {
-      normalize_backward<T, kGroup, kPieces><<<blocks, kThreads, 0, stream>>>(params);
+    const bool done = dispatch(shape_of<T>(forward, aligned), [&]<int kGroup, int kPieces>() {
+      normalize_backward<T, kGroup, kPieces><<<grid, kThreads, 0, stream>>>(params);
     });
-    if (!done) normalize_any_backward<T><<<blocks, 32, 0, stream>>>(params);
+    if (!done) normalize_any_backward<T><<<grid, 32, 0, stream>>>(params);
   }
-  add_shares<<<column_sum_blocks(params.forward.width), column_sum_threads(), 0, stream>>>(params, blocks);
+  add_shares<<<column_sum_blocks(forward.weight_heads * forward.width), column_sum_threads(), 0, stream>>>(params,
+                                                                                                           blocks);
 }
 
 }  // namespace
 
-int32_t rms_norm_blocks(int64_t rows) {
+int32_t rms_norm_blocks(const RmsNormParams& params) {
   constexpr int64_t kRows = 32;  // at least
-  return static_cast<int32_t>(std::min<int64_t>(kMaxBlocks, (rows + kRows - 1) / kRows));
+  const int64_t rows = params.rows / params.weight_heads, most = std::max(kMaxBlocks / params.weight_heads, 1);
+  return static_cast<int32_t>(std::min(most, (rows + kRows - 1) / kRows));
 }
 
 cudaError_t launch_rms_norm(const RmsNormParams& params, cudaStream_t stream) {

@@ -15,8 +15,8 @@ namespace sluice {
 // accumulation type, in an order that depends on the number of rows alone, then cast.
 // Where the squares of a row overflow, y and the gradient of x are 0.
 // Error against the float64 definition, relative per tensor: float32 1e-6, bfloat16 4e-3 (8e-3 with the plain weight).
-Tensor rms_norm(const Tensor& x,       // [..., D]
-                const Tensor& weight,  // [D], dtype of x or float32
+Tensor rms_norm(const Tensor& x,       // [..., D], or [..., H, D]
+                const Tensor& weight,  // [D], or [H, D], one a head; dtype of x or float32
                 double eps,            // > 0
                 bool zero_centered);
 

@@ -11,3 +11,4 @@ def samples():
             yield draw(6, 40, dtype=dtype), draw(40, dtype=dtype), 1e-6, zero_centered
     yield draw(6, 3, 80)[:, :, :40], draw(40), 1e-6, True
     yield draw(6, 40, dtype=torch.bfloat16), draw(40), 1e-6, True
+    yield draw(6, 3, 40), draw(3, 40), 1e-6, True

@@ -138,6 +138,23 @@ TEST(RmsNorm, TakesAnyStrides) {
   }
 }
 
+// One weight a head: the norm of each head alone.
+TEST(RmsNorm, HeadsMayHaveWeightsOfTheirOwn) {
+  at::manual_seed(11);
+  const auto p = draw({"heads", {500, 3, 40}});
+  const std::vector<Tensor> inputs{p.inputs[0], at::randn({3, 40}, kF64)};
+  for (const bool zero_centered : {true, false}) {
+    const auto all = differentiate(entry(p.eps, rms_norm, zero_centered), inputs, p.weights);
+    const auto want = differentiate(entry(p.eps, rms_norm_definition, zero_centered), inputs, p.weights);
+    EXPECT_LT(relative_error(all.outputs[0], want.outputs[0]), 1e-12);
+    for (const int i : {0, 1}) EXPECT_LT(relative_error(all.gradients[i], want.gradients[i]), 1e-12);
+    const auto one = differentiate(entry(p.eps, rms_norm, zero_centered), {inputs[0].select(1, 2), inputs[1][2]},
+                                   {p.weights[0].select(1, 2)});
+    EXPECT_TRUE(one.outputs[0].equal(all.outputs[0].select(1, 2)));
+    EXPECT_TRUE(one.gradients[0].equal(all.gradients[0].select(1, 2)));
+  }
+}
+
 TEST(RmsNorm, GradientBitsDoNotDependOnThreads) {
   at::manual_seed(10);
   const auto p = draw({"threads", {3000, 33}});
@@ -166,7 +183,8 @@ TEST(RmsNorm, ZeroAndExtremeRowsStayFinite) {
 TEST(RmsNorm, RefusesWhatItCannotMean) {
   const auto x = at::ones({3, 8}), weight = at::ones({8});
   EXPECT_THAT([&] { rms_norm(x, at::ones({7}), 1e-6, true); },
-              ThrowsMessage<Error>(HasSubstr("x must be [..., D] and weight [D]; got x [3, 8] Float")));
+              ThrowsMessage<Error>(
+                  HasSubstr("x must be [..., D] and weight [D], or [..., H, D] and [H, D]; got x [3, 8] Float")));
   EXPECT_THAT([&] { rms_norm(x, weight, 0, true); }, ThrowsMessage<Error>(HasSubstr("eps must be positive")));
   EXPECT_THAT([&] { rms_norm(x, weight.to(kBFloat16), 1e-6, true); },
               ThrowsMessage<Error>(HasSubstr("weight must have the dtype of x or float32")));
