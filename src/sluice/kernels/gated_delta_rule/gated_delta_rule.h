@@ -73,8 +73,8 @@ GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const std:
                                               double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
                                               Tensor& grad_v);
 
-// The same in two steps, of which the first needs no gradient of the final state. Holds
-// intermediate results of all tokens between the steps, on a GPU 84 KiB a token of 48 value heads.
+// The same in two steps, of which the first needs no gradient of the final state. Holds intermediate results of all
+// tokens between the steps, on a GPU 84 KiB a token of 48 value heads.
 class GatedDeltaBackward {
  public:
   // from_zero: it gives the gradient of the initial state too, for a final state that has none, before all else.

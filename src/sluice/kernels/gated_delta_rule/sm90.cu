@@ -166,8 +166,8 @@ class Event {
   cudaError_t error_;
 };
 
-// `gradients` of a segment beside the walks along the next, which go through `walks`. A segment's
-// places are used again by the third after it (prepared) and the second (walked), when its gradients are done.
+// `gradients` of a segment beside the walks along the next, which go through `walks`. A segment's places are used again
+// by the third after it (prepared) and the second (walked), when its gradients are done.
 cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const Workspace& workspace,
                                    cudaStream_t stream, cudaStream_t walks) {
   const GatedDeltaParams& forward = params.forward;
