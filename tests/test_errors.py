@@ -102,6 +102,24 @@ def remove(name):
     return lambda folder: (folder / name).unlink()
 
 
+def permute_heads(folder):
+    """As a trainer that lays q, k and v of a key-value head one behind the other: [q q q q k v] of each in one tensor."""
+    weights = load_file(folder / WEIGHTS)
+    q, k, v = (weights.pop(f"model.layers.1.self_attn.{name}_proj.weight").unflatten(0, (2, -1)) for name in "qkv")
+    weights["model.layers.1.self_attn.linear_qkv.weight"] = torch.cat([q, k, v], 1).flatten(0, 1)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def megatron_names(folder):
+    weights = load_file(folder / WEIGHTS)
+    save_file({name.replace("model.layers", "decoder.layers"): value for name, value in weights.items()}, folder / WEIGHTS)
+
+
+def mark(folder):
+    """As a trainer does whose heads lie in another order, under the same names."""
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, metadata={"format": "pt", "weight_layout_version": "2"})
+
+
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 A_LOG = "model.layers.0.linear_attn.A_log"
 MODEL_FAULTS = {
@@ -119,6 +137,11 @@ MODEL_FAULTS = {
     "missing tensor": (rewrite_weights(lambda w: w.pop(A_LOG)), ["1 tensor missing", A_LOG]),
     "unexpected tensor": (rewrite_weights(lambda w: w.update({"model.extra": torch.zeros(1)})), ["1 tensor unexpected", "model.extra"]),
     "renamed tensor": (rename(A_LOG, A_LOG + "s"), ["1 tensor missing", "1 tensor unexpected", f"{A_LOG}s looks like {A_LOG}"]),
+    "heads in another order, in a tensor of its own": (permute_heads, ["3 tensors missing", "1 tensor unexpected", "linear_qkv"]),
+    "heads in another order, marked": (mark, [WEIGHTS, "weight_layout_version", "Export it again"]),
+    "names of another program": (megatron_names, ["missing", "unexpected", "first: decoder.layers.0"]),
+    "layout of another framework": (lambda f: save_file(load_file(f / WEIGHTS), f / WEIGHTS, metadata={"format": "mlx"}),
+                                    [WEIGHTS, 'format "mlx"', "converted from"]),
     "integer weights": (rewrite_weights(lambda w: w.update({Q_PROJ: w[Q_PROJ].to(torch.int8)})), [Q_PROJ, "I8"]),
     "pickled weights": (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["pytorch_model.bin", "safe_serialization"]),
     "no weights": (remove(WEIGHTS), [WEIGHTS]),

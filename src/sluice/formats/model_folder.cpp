@@ -31,9 +31,8 @@ bool is_plain_file_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-// What to say when a folder holds no weights that can be read.
-std::string what_is_there_instead(const fs::path& folder) {
-  std::string other;
+// What to do about the files of another program in a folder; empty if there are none.
+std::string about_foreign_files(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     if (matches("pytorch_model*.bin", name)) {
@@ -41,10 +40,22 @@ std::string what_is_there_instead(const fs::path& folder) {
     }
     if (matches("*.gguf", name)) return "It holds a GGUF file; give the folder that it was converted from.";
     if (matches("adapter_model*", name)) return "It holds a LoRA adapter; give the folder of its base model.";
-    if (matches("*.safetensors", name)) other = name;
+    if (matches("*.distcp", name) || name == "latest_checkpointed_iteration.txt") {
+      return "It holds a training checkpoint of Megatron or PyTorch; convert it to Hugging Face's layout with the "
+             "program that wrote it.";
+    }
   }
-  return other.empty() ? "Download the weights into it."
-                       : fmt::format("Its {} has no index; download that too.", other);
+  return "";
+}
+
+// What to say when a folder holds no weights that can be read.
+std::string what_is_there_instead(const fs::path& folder) {
+  if (auto advice = about_foreign_files(folder); !advice.empty()) return advice;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    if (matches("*.safetensors", name)) return fmt::format("Its {} has no index; download that too.", name);
+  }
+  return "Download the weights into it.";
 }
 
 // weight_block_size of a config's quantization_config; 128 x 128 where there is none.
@@ -87,7 +98,11 @@ json read_model_config(const fs::path& folder) {
   if (!fs::is_directory(folder))
     fail_data("{}: not a folder; a model is a folder with config.json in it", folder.string());
   const auto path = folder / kConfigFile;
-  if (!fs::exists(path)) fail_data("{}: no {} in this folder; is it a model folder?", folder.string(), kConfigFile);
+  if (!fs::exists(path)) {
+    const auto advice = about_foreign_files(folder);
+    fail_data("{}: no {} in this folder; is it a model folder?{}{}", folder.string(), kConfigFile,
+              advice.empty() ? "" : " ", advice);
+  }
   return read_json_object(path, kMaxConfigBytes);
 }
 
@@ -218,7 +233,14 @@ void ModelFolder::refuse_layout_markers() const {
   };
   if (config_.contains(kLayoutMarker) || text_config(config_).contains(kLayoutMarker)) refuse(std::string(kConfigFile));
   for (const auto& file : files_) {
-    if (file->metadata().contains(std::string(kLayoutMarker))) refuse(file->path().filename().string());
+    const auto name = file->path().filename().string();
+    if (file->metadata().contains(std::string(kLayoutMarker))) refuse(name);
+    const auto format = file->metadata().find("format");
+    if (format == file->metadata().end() || format->second == "pt") continue;
+    fail_data(
+        "{}: {} says format \"{}\" in its header, expected \"pt\": other frameworks transpose weights or shift those "
+        "of norms. Give the folder that it was converted from.",
+        path_.string(), name, printable(format->second));
   }
   for (const auto& tensor : tensors_) {
     if (tensor.info().name.ends_with(kLayoutMarker)) refuse("tensor " + printable(tensor.info().name));

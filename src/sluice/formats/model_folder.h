@@ -58,8 +58,8 @@ class ModelFolder {
     std::span<std::byte> bytes() const { return file->bytes(*stored); }
   };
 
-  // Data error if the config, the index, a shard or a tensor that the index names is missing or damaged, or the scales
-  // of an FP8 tensor do not fit it.
+  // Data error if the config, the index, a shard or a tensor that the index names is missing or damaged, if the weights
+  // are marked as laid out for another program or framework, or the scales of an FP8 tensor do not fit it.
   explicit ModelFolder(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }

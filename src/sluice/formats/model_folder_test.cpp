@@ -127,6 +127,23 @@ TEST(ModelFolder, RefusesForeignLayoutsByName) {
               AllOf(HasSubstr("model.safetensors"), HasSubstr("weight_layout_version")));
   write_safetensors(folder / kWeightsFile, {{"weight_layout_version", Dtype::kI64, {}}});
   EXPECT_THAT(data_error([&] { ModelFolder{folder.path()}; }), HasSubstr("tensor weight_layout_version"));
+  // MLX has the convolution's last two dimensions the other way round.
+  write_file(folder / kWeightsFile, raw_safetensors(R"({"__metadata__":{"format":"mlx"}})", 0));
+  EXPECT_THAT(data_error([&] { ModelFolder{folder.path()}; }),
+              AllOf(HasSubstr("model.safetensors"), HasSubstr(R"(format "mlx")"), HasSubstr("converted from")));
+  write_file(folder / kWeightsFile, raw_safetensors(R"({"__metadata__":{"format":"pt"}})", 0));
+  ModelFolder{folder.path()};
+}
+
+TEST(ModelFolder, SaysWhatToDoWithATrainersCheckpoint) {
+  for (const auto* file : {"__0_0.distcp", "latest_checkpointed_iteration.txt"}) {
+    const TemporaryFolder folder;
+    const auto error = [&] { return data_error([&] { ModelFolder{folder.path()}; }); };
+    write_file(folder / file, "");
+    EXPECT_THAT(error(), AllOf(HasSubstr("no config.json"), HasSubstr("Megatron or PyTorch")));
+    write_file(folder / "config.json", "{}");
+    EXPECT_THAT(error(), AllOf(HasSubstr("neither model.safetensors"), HasSubstr("Megatron or PyTorch")));
+  }
 }
 
 TEST(ModelFolder, ReadsTheNestedTextConfig) {
