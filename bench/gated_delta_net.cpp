@@ -69,7 +69,7 @@ std::vector<Tensor> pieces(at::TensorList weights, std::int64_t key_heads, std::
   return result;
 }
 
-// Their sums over the ranks that hold the same piece.
+// Their sums over the ranks that hold the same piece, in float32 as training forms them.
 std::vector<Tensor> sum_gradients(at::TensorList gradients, std::int64_t key_heads, std::int64_t value_heads,
                                   std::int64_t cp, std::int64_t tp) {
   const auto& mesh = mesh_of(cp, tp, gradients[0].device());
@@ -78,7 +78,7 @@ std::vector<Tensor> sum_gradients(at::TensorList gradients, std::int64_t key_hea
   std::vector<Tensor> result;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const auto count = count_pieces(parameters[i]->split, place_of(mesh));
-    result.push_back(all_reduce_sum(gradients[i], mesh.holders(count, 1)));
+    result.push_back(all_reduce_sum(gradients[i].to(kFloat), mesh.holders(count, 1)));
   }
   return result;
 }

@@ -5,7 +5,9 @@ parallel ranks, beside one GPU.
     python bench/parallel_layer.py libsluice_cuda.so libsluice_bench.so [--gpus 2] [--tokens 4096 16384] [--json FILE]
 
 Times are of the slowest rank, in ms, the median of several runs; a boundary between sequences lies within a piece in the errors'
-pack. Errors are relative, of whole tensors: beside one GPU (bfloat16), and beside float64 on the CPU.
+pack. Errors are relative, of whole tensors: beside one GPU (bfloat16), and beside float64 on the CPU. Weights' gradients are sums
+in float32 of what each rank has in bfloat16. "rounding" is the error of float64's result as one GPU stores it;
+"one_gpu_long" is of a pack of more than 8,192 tokens.
 """
 import argparse
 import ctypes
@@ -37,27 +39,35 @@ def differentiate(x, weights, grad, lengths, cp=1, tp=1):
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def errors(rank, cp, tp, hidden=256):
+def errors_of(lengths, rank, cp, tp, with_exact, hidden=256):
     torch.manual_seed(5)   # the same draws on every rank
-    # As many tokens a rank as hidden units, at least: then the layer joins its projections, as it does in training.
-    lengths = [150 * cp * tp, 1, 300 * cp * tp]
     weights = [w.detach() for w in layer.draw_weights(KEY_HEADS, VALUE_HEADS, hidden, "cpu")]
     x, grad = (torch.randn(sum(lengths), hidden).to(layer.TYPE) for _ in range(2))
-    exact = differentiate(x.double(), [w.double() for w in weights], grad.double(), lengths)
     on_gpu = lambda tensors: [t.to(layer.DEVICE) for t in tensors]
-    whole = on_gpu(weights)
-    alone = differentiate(x.to(layer.DEVICE), whole, grad.to(layer.DEVICE), lengths)
+    whole, (x_there, grad_there) = on_gpu(weights), on_gpu([x, grad])
+    alone = differentiate(x_there, whole, grad_there, lengths)
     rows = piece(lengths, cp, tp, rank)
     pieces = torch.ops.sluice_bench.pieces(whole, KEY_HEADS, VALUE_HEADS, cp, tp)
-    got = differentiate(x[rows].to(layer.DEVICE), pieces, grad[rows].to(layer.DEVICE), lengths, cp, tp)
+    got = differentiate(x_there[rows], pieces, grad_there[rows], lengths, cp, tp)
     got[2:] = torch.ops.sluice_bench.sum_gradients(got[2:], KEY_HEADS, VALUE_HEADS, cp, tp)
 
     def beside(other):
-        other = on_gpu(other)
         mine = [other[0][rows], other[1][rows], *torch.ops.sluice_bench.pieces(other[2:], KEY_HEADS, VALUE_HEADS, cp, tp)]
         return {name: recurrence.relative(a, b) for name, a, b in zip(NAMES, got, mine)}
 
-    return {"one_gpu": beside(alone), "float64": beside(exact)}
+    if not with_exact:
+        return {"one_gpu": beside(alone)}
+    exact = differentiate(x.double(), [w.double() for w in weights], grad.double(), lengths)
+    rounding = {name: recurrence.relative(a.to(b.dtype).double(), a) for name, a, b in zip(NAMES, exact, alone)}
+    return {"one_gpu": beside(alone), "float64": beside(on_gpu(exact)), "rounding": rounding}
+
+
+def errors(rank, cp, tp):
+    ranks = cp * tp
+    # As many tokens a rank as hidden units, at least: then the layer joins its projections, as it does in training. More than
+    # 4096, and its exchanges go on beside its products.
+    found = errors_of([150 * ranks, 1, 300 * ranks], rank, cp, tp, with_exact=True)
+    return found | {"one_gpu_long": errors_of([150 * ranks, 1, 4200 * ranks], rank, cp, tp, with_exact=False)["one_gpu"]}
 
 
 def time(rank, tokens, cp, tp):
@@ -84,8 +94,8 @@ def time(rank, tokens, cp, tp):
     return result
 
 
-def layouts(gpus):
-    return [(1, 1)] + [(cp, gpus // cp) for cp in (1, 2, 4, 8) if cp <= gpus and gpus % cp == 0]
+def layouts(options):
+    return [(1, 1)] + [(cp, options.gpus // cp) for cp in options.cp if cp <= options.gpus and options.gpus % cp == 0]
 
 
 def run_rank(options, rank):
@@ -93,7 +103,7 @@ def run_rank(options, rank):
     for library in options.libraries:   # our own exchanges are found by name
         ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
     rows = []
-    for cp, tp in layouts(options.gpus):
+    for cp, tp in layouts(options):
         found = errors(rank, cp, tp) if cp * tp > 1 else None
         rows += [{"cp": cp, "tp": tp, "tokens": tokens, "errors": found} | time(rank, tokens, cp, tp) for tokens in options.tokens]
     with open(options.rank_file, "w", encoding="utf-8") as file:
@@ -109,6 +119,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="+", help="loaded in this order")
     parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--cp", type=int, nargs="+", default=[1, 2, 4, 8], help="context ranks of the layouts; the others are tensor ranks")
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 8192, 16384, 32768, 65536, 131072])
     parser.add_argument("--json", help="write the rows here")
     parser.add_argument("--rank-file", help=argparse.SUPPRESS)
