@@ -82,6 +82,29 @@ def start(ranks, *arguments, change=lambda rank, arguments: arguments, missing=(
     return processes
 
 
+class Ranks:
+    """`sluice ...` as so many processes, which are gone when the block ends."""
+
+    def __init__(self, *arguments, **options):
+        self.processes = start(*arguments, **options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+
+    def __getitem__(self, rank):
+        return self.processes[rank]
+
+    def ends(self, ranks, longest):
+        """{rank: (exit status, what it said)}; fails where one is still there after so many seconds."""
+        end = time.monotonic() + longest
+        return {rank: (self[rank].wait(max(0.1, end - time.monotonic())), self[rank].stderr.read()) for rank in ranks}
+
+
 def metrics(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 

@@ -8,36 +8,13 @@ import time
 
 import pytest
 
-from runs import make_model, metrics, sft, sft_arguments, start, token_records, wait_for_steps, write_jsonl
+from runs import Ranks, make_model, metrics, sft, sft_arguments, token_records, wait_for_steps, write_jsonl
 
 TIMEOUT = 4   # parallel.timeout, in seconds
 # A lost connection is noticed at once, a silent process after the timeout; then ranks ask who else has stopped, for up to 2 s
 # each, and rank 0 stays for the others for up to 5 s. Twice that for a machine shared with other work.
 LONGEST = 2 * (TIMEOUT + 2 + 2 + 5)
 STEPS = ["--data.seq_len", 128, "--train.tokens_per_step", 256, "--optim.lr", 1e-3, "--parallel.timeout", TIMEOUT]
-
-
-class Ranks:
-    """`sluice ...` as so many processes, which are gone when the block ends."""
-
-    def __init__(self, *arguments, **options):
-        self.processes = start(*arguments, **options)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes.values():
-            process.kill()
-            process.communicate()
-
-    def __getitem__(self, rank):
-        return self.processes[rank]
-
-    def ends(self, ranks):
-        """{rank: (exit status, what it said)}; fails where one is still there after the longest time."""
-        end = time.monotonic() + LONGEST
-        return {rank: (self[rank].wait(max(0.1, end - time.monotonic())), self[rank].stderr.read()) for rank in ranks}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +37,7 @@ def test_a_killed_process_ends_the_others_and_the_last_checkpoint_opens(layout, 
         wait_for_steps(out, 6)
         time.sleep(random.random() / 10)   # anywhere within a step or a checkpoint
         ranks[1].kill()
-        status, error = ranks.ends([0])[0]
+        status, error = ranks.ends([0], LONGEST)[0]
     assert status == 1 and "parallel: rank 0" in error and "rank 1" in error, error
     last = max(int(path.name.removeprefix("step_")) for path in (out / "checkpoints").glob("step_*"))
     assert last >= 2
@@ -73,7 +50,7 @@ def test_a_second_run_in_the_same_folder_is_refused_on_all_its_ranks(model, data
     with Ranks(2, *arguments) as ranks:
         wait_for_steps(tmp_path / "run", 2)
         with Ranks(2, *arguments) as second:
-            ends = second.ends([0, 1])
+            ends = second.ends([0, 1], LONGEST)
         assert all(status != 0 for status, _ in ends.values())
         assert f"another run writes there (process {ranks[0].pid} on " in ends[0][1], ends
         assert all(ranks[rank].poll() is None for rank in (0, 1))
@@ -84,7 +61,7 @@ def test_the_death_of_rank_zero_ends_the_others(model, data, tmp_path):
     with Ranks(3, *sft_arguments(model, data, out, *STEPS, "--train.steps", 100000)) as ranks:
         wait_for_steps(out, 2)
         ranks[0].kill()
-        for status, error in ranks.ends([1, 2]).values():
+        for status, error in ranks.ends([1, 2], LONGEST).values():
             assert status == 1 and "rank 0 is gone" in error, error
 
 
@@ -93,7 +70,7 @@ def test_a_process_that_hangs_ends_the_others_after_the_timeout(model, data, tmp
     with Ranks(2, *sft_arguments(model, data, out, *STEPS, "--train.steps", 100000)) as ranks:
         wait_for_steps(out, 2)
         ranks[1].send_signal(signal.SIGSTOP)
-        status, error = ranks.ends([0])[0]
+        status, error = ranks.ends([0], LONGEST)[0]
     assert status == 1 and f"No word from rank 1: died, or busy for longer than {TIMEOUT} s" in error, error
 
 
@@ -104,16 +81,16 @@ def test_a_slow_process_is_waited_for(model, data, tmp_path):
         ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(TIMEOUT / 4)
         ranks[1].send_signal(signal.SIGCONT)
-        assert all(status == 0 for status, _ in ranks.ends([0, 1]).values())
+        assert all(status == 0 for status, _ in ranks.ends([0, 1], LONGEST).values())
     assert len(metrics(out)) == 30
 
 
 def test_a_missing_process_is_named(model, data, tmp_path):
     with Ranks(3, *sft_arguments(model, data, tmp_path / "run", *STEPS), missing=[2]) as ranks:
-        for status, error in ranks.ends([0, 1]).values():
+        for status, error in ranks.ends([0, 1], LONGEST).values():
             assert status == 1 and f"these did not start within {TIMEOUT} s (parallel.timeout): rank 2" in error, error
     with Ranks(2, *sft_arguments(model, data, tmp_path / "run", *STEPS), missing=[0]) as ranks:
-        status, error = ranks.ends([1])[1]
+        status, error = ranks.ends([1], LONGEST)[1]
         assert status == 1 and "rank 1 found nobody at 127.0.0.1" in error, error
     assert not (tmp_path / "run").exists()
 
@@ -127,7 +104,7 @@ def test_a_process_that_cannot_write_its_part_of_a_checkpoint_ends_all(model, da
 
     with Ranks(2, *sft_arguments(model, data, out, *STEPS, "--train.steps", 100000, "--ckpt.interval", 5),
                prepare=lambda rank: full_disk if rank == 1 else None) as ranks:
-        ends = ranks.ends([0, 1])
+        ends = ranks.ends([0, 1], LONGEST)
     assert all(status != 0 for status, _ in ends.values())
     assert "File too large" in ends[1][1], ends
     assert "rank 1" in ends[0][1], ends

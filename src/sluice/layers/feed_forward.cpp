@@ -2,6 +2,7 @@
 #include "sluice/layers/feed_forward.h"
 
 #include "sluice/kernels/swiglu/swiglu.h"
+#include "sluice/layers/tensor_parallel.h"
 
 namespace sluice {
 
@@ -27,8 +28,8 @@ SwiGlu::SwiGlu(std::int64_t hidden_size, std::int64_t intermediate_size, double 
 }
 
 Tensor SwiGlu::forward(const Tensor& x, const ForwardContext& context) const {
-  const auto all = gather_tokens(x, context);
-  return scatter_tokens(down_proj_.forward(swiglu(gate_proj_.forward(all), up_proj_.forward(all))), context);
+  const auto y = column_parallel(x, {&gate_proj_, &up_proj_}, context).y;
+  return row_parallel(swiglu(y[0], y[1]), down_proj_, context);
 }
 
 void SwiGlu::count_operations(double tokens, Operations& operations) const {

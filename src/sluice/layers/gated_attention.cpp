@@ -7,6 +7,7 @@
 
 #include "sluice/kernels/attention/attention.h"
 #include "sluice/layers/context_attention.h"
+#include "sluice/layers/tensor_parallel.h"
 
 namespace sluice {
 namespace {
@@ -70,14 +71,14 @@ GatedAttention::GatedAttention(const GatedAttentionSizes& s, std::unique_ptr<Blo
 Tensor GatedAttention::forward(const Tensor& own, const ForwardContext& context, MixerState* state) const {
   const auto& pack = context.pack;
   const auto d = sizes_.head_dim;
-  const auto x = gather_tokens(own, context);
+  const auto [x, y] = column_parallel(own, {&q_proj_, &k_proj_, &v_proj_}, context);  // x: [T, D]
   const auto cos = context.rotary.cos.narrow(0, context.split.context_first, x.size(0));
   const auto sin = context.rotary.sin.narrow(0, context.split.context_first, x.size(0));
-  const auto query_and_gate = q_proj_.forward(x).unflatten(1, {-1, 2 * d});
-  const auto gate = query_and_gate.narrow(2, d, d);                                            // [T, Hq, d]
-  const auto q = rotary(q_norm_.forward(query_and_gate.narrow(2, 0, d)), cos, sin);            // [T, Hq, d]
-  const auto k = rotary(k_norm_.forward(k_proj_.forward(x).unflatten(1, {-1, d})), cos, sin);  // [T, Hkv, d]
-  const auto v = v_proj_.forward(x).unflatten(1, {-1, d});
+  const auto query_and_gate = y[0].unflatten(1, {-1, 2 * d});
+  const auto gate = query_and_gate.narrow(2, d, d);                                  // [T, Hq, d]
+  const auto q = rotary(q_norm_.forward(query_and_gate.narrow(2, 0, d)), cos, sin);  // [T, Hq, d]
+  const auto k = rotary(k_norm_.forward(y[1].unflatten(1, {-1, d})), cos, sin);      // [T, Hkv, d]
+  const auto v = y[2].unflatten(1, {-1, d});
   const auto scale = 1 / std::sqrt(static_cast<double>(d));
 
   auto* cache = static_cast<KeyValueState*>(state);
@@ -93,7 +94,7 @@ Tensor GatedAttention::forward(const Tensor& own, const ForwardContext& context,
   } else {
     out = context_attention(q, k, v, blocks, context, scale);
   }
-  return scatter_tokens(o_proj_.forward((out * gate.sigmoid()).flatten(1)), context);
+  return row_parallel((out * gate.sigmoid()).flatten(1), o_proj_, context);
 }
 
 std::unique_ptr<MixerState> GatedAttention::new_state(std::int64_t slots, std::int64_t capacity,

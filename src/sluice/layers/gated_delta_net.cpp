@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "sluice/layers/gated_delta_core.h"
+#include "sluice/layers/tensor_parallel.h"
 
 namespace sluice {
 namespace {
@@ -65,18 +66,16 @@ GatedDeltaNet::GatedDeltaNet(const GatedDeltaNetSizes& s)
       out_proj_(add("out_proj", std::make_unique<Linear>(s.hidden_size, s.num_value_heads * s.value_head_dim,
                                                          s.initializer_range, Split::heads(1, s.num_key_heads)))) {}
 
-// q | k | v | z | b | a of each token, side by side: the gradients come back so, and one product gives that of x. The
-// weights are joined for one product, or the products, whichever is the smaller copy.
-Tensor GatedDeltaNet::project(const Tensor& x) const {
+// q | k | v | z | b | a of each of the tensor ranks' tokens, side by side: the gradients come back so, and one product
+// gives that of x. The weights are joined for one product, or the products, whichever is the smaller copy.
+Tensor GatedDeltaNet::project(const Tensor& own, const ForwardContext& context) const {
   const std::vector<const Linear*> projections{&in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_};
   const bool adapted = std::ranges::any_of(projections, &Linear::is_adapted);
-  std::vector<Tensor> parts;
-  if (x.size(0) >= sizes_.hidden_size && !adapted) {
-    for (const auto* projection : projections) parts.push_back(projection->weight());
-    return at::linear(x, at::cat(parts));
-  }
-  for (const auto* projection : projections) parts.push_back(projection->forward(x));
-  return at::cat(parts, 1);
+  const auto tokens = context.mesh.tp().size() == 1 ? own.size(0) : context.split.context_count;
+  if (adapted || tokens < sizes_.hidden_size) return at::cat(column_parallel(own, projections, context).y, 1);
+  std::vector<Tensor> weights;
+  for (const auto* projection : projections) weights.push_back(projection->weight());
+  return gathered_products(own, {at::cat(weights)}, context).y[0];
 }
 
 Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, MixerState* state) const {
@@ -89,11 +88,11 @@ Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context, Mi
                                   .output_gate = sizes_.output_gate};
   const GatedDeltaCoreWeights weights{
       .conv = conv_weight_.value, .A_log = A_log_.value, .dt_bias = dt_bias_.value, .norm = norm_weight_.value};
-  const auto projection = project(gather_tokens(x, context));
+  const auto projection = project(x, context);
   const auto out = state == nullptr ? gated_delta_core(projection, weights, context.pack, context.mesh.cp(), sizes)
                                     : gated_delta_core_cached(projection, weights, context.pack,
                                                               static_cast<GatedDeltaState*>(state)->of, sizes);
-  return scatter_tokens(out_proj_.forward(out), context);
+  return row_parallel(out, out_proj_, context);
 }
 
 std::unique_ptr<MixerState> GatedDeltaNet::new_state(std::int64_t slots, std::int64_t,

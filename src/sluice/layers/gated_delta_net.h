@@ -32,7 +32,7 @@ class GatedDeltaNet : public Mixer {
   void count_operations(std::span<const std::int64_t> lengths, Operations& operations) const override;
 
  private:
-  Tensor project(const Tensor& x) const;
+  Tensor project(const Tensor& own, const ForwardContext& context) const;
 
   GatedDeltaNetSizes sizes_;
   Linear &in_proj_qkv_, &in_proj_z_, &in_proj_b_, &in_proj_a_;  // [2 Kd + Vd, D], [Vd, D], [Hv, D], [Hv, D]

@@ -80,6 +80,11 @@ TEST(GatedDeltaNet, PiecesMayBeShorterThanTheConvolutionOrEmpty) {
   expect_same_on_mesh(gated_delta_net(/*kernel=*/1), {9}, {.cp = 2}, kBound);
 }
 
+// Long enough for exchanges of tokens beside the products.
+TEST(GatedDeltaNet, HeadsOfALongPackAreSplitOverTensorRanks) {
+  expect_same_on_mesh(gated_delta_net(), {8100, 1, 200}, {.tp = 2}, kBound);
+}
+
 TEST(GatedDeltaNet, HeadsAreSplitOverTensorRanks) {
   expect_same_on_mesh(gated_delta_net(), {5, 30, 1, 9}, {.tp = 2}, kBound);
   expect_same_on_mesh(gated_delta_net(), {5, 30, 1, 9}, {.cp = 2, .tp = 2}, kBound);

@@ -12,9 +12,10 @@ Linear::Linear(std::int64_t out_features, std::int64_t in_features, double initi
                        .split = std::move(split),
                        .init = Init::normal(initializer_range)})) {}
 
-Tensor Linear::forward(const Tensor& x) const {
+Tensor Linear::forward(const Tensor& x) const { return adapted(at::linear(x, weight_.value), x); }
+
+Tensor Linear::adapted(const Tensor& y, const Tensor& x) const {
   const auto project = [](const Tensor& input, const Tensor& weight) { return at::linear(input, weight); };
-  const auto y = project(x, weight_.value);
   return weight_.adapter ? weight_.adapter->add_to(y, x, project, project) : y;
 }
 

@@ -12,6 +12,7 @@ class Linear : public Module {
   Linear(std::int64_t out_features, std::int64_t in_features, double initializer_range, Split split = {});
   Tensor forward(const Tensor& x) const;  // [..., in] to [..., out]; of a split weight what this rank's piece gives
   const Tensor& weight() const { return weight_.value; }
+  Tensor adapted(const Tensor& y, const Tensor& x) const;         // y = x W^T with what an adapter adds
   bool is_adapted() const { return weight_.adapter != nullptr; }  // forward() does more than multiply by the weight
   double operations(double tokens) const { return 2 * tokens * static_cast<double>(weight_.size()); }
 

@@ -115,6 +115,25 @@ Tensor reduce_scatter(const Tensor& x, Rows rows, const Group& group) {
   return start_reduce_scatter(x, rows, group, /*beside=*/false)();
 }
 
+// Where each member's rows begin among all.
+Counts begins_of(Rows rows) {
+  Counts begins(rows.size());
+  std::exclusive_scan(rows.begin(), rows.end(), begins.begin(), std::int64_t{0});
+  return begins;
+}
+
+// Sends x to member `to`, and fills `into` with what member `from` sends: of each member its rows. What comes back
+// waits for it.
+std::function<void()> start_swap(const Tensor& x, std::int64_t to, const Tensor& into, std::int64_t from, Rows rows,
+                                 const Group& group) {
+  if (x.is_meta()) {
+    PaperExchanges::note(group, static_cast<double>(x.nbytes()), /*beside=*/false);
+    return [] {};
+  }
+  const auto most = static_cast<std::size_t>(std::ranges::max(rows) * x.stride(0)) * x.element_size();
+  return [group, x, into, wait = group.communicator().start_swap(x, to, into, from, most)] { wait(); };
+}
+
 Tensor all_to_all(const Tensor& x, Rows send, Rows receive, const Group& group) {
   assert(x.size(0) == sum(send));
   auto in = x.contiguous(), out = with_rows(x, sum(receive));
@@ -184,6 +203,55 @@ std::function<Tensor()> start_all_gather_rows(const Tensor& x, Rows rows, const 
 std::function<Tensor()> start_reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group) {
   if (group.size() == 1) return [x] { return x; };
   return start_reduce_scatter(x, rows, group, /*beside=*/true);
+}
+
+// In step s each member's rows go to the s-th after it.
+Tensor all_gather_rows_while(const Tensor& x, Rows rows, const Group& group, const UseRows& use) {
+  const auto size = group.size(), rank = group.rank();
+  const auto begins = begins_of(rows);
+  if (size == 1) {
+    use(0, x);
+    return x;
+  }
+  const auto own = x.contiguous();
+  const auto all = with_rows(x, sum(rows));
+  const auto part = [&](std::int64_t member) { return all.narrow(0, begins[member], rows[member]); };
+  std::vector<std::function<void()>> waits;
+  for (std::int64_t step = 1; step < size; ++step) {
+    const auto from = (rank + size - step) % size;
+    waits.push_back(start_swap(own, (rank + step) % size, part(from), from, rows, group));
+  }
+  part(rank).copy_(own);
+  use(begins[rank], own);
+  for (std::int64_t step = 1; step < size; ++step) {
+    const auto from = (rank + size - step) % size;
+    waits[step - 1]();
+    use(begins[from], part(from));
+  }
+  return all;
+}
+
+Tensor reduce_scatter_rows_while(Rows rows, const Group& group, const MakeRows& make,
+                                 const std::function<void()>& meanwhile) {
+  const auto size = group.size(), rank = group.rank();
+  const auto begins = begins_of(rows);
+  std::vector<std::function<Tensor()>> parts;
+  for (std::int64_t step = 1; step < size; ++step) {
+    const auto to = (rank + step) % size, from = (rank + size - step) % size;
+    const auto part = make(begins[to], rows[to]).contiguous();
+    const auto into = with_rows(part, rows[rank]);
+    parts.emplace_back([wait = start_swap(part, to, into, from, rows, group), into] {
+      wait();
+      return into;
+    });
+  }
+  auto result = make(begins[rank], rows[rank]);
+  meanwhile();
+  for (auto& part : parts) {
+    result.add_(part());
+    part = nullptr;  // frees what was sent
+  }
+  return result;
 }
 
 Tensor all_to_all_rows(const Tensor& x, Rows send, Rows receive, const Group& group) {

@@ -30,6 +30,17 @@ Tensor reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group);
 std::function<Tensor()> start_all_gather_rows(const Tensor& x, Rows rows, const Group& group);
 std::function<Tensor()> start_reduce_scatter_rows(const Tensor& x, Rows rows, const Group& group);
 
+// Both without gradient, member by member, so that the caller works on some rows while others are on their way.
+// Everyone's x: `use` gets each member's rows, and where they begin in the result; own ones first, the others' when
+// they have come.
+using UseRows = std::function<void(std::int64_t begin, const Tensor& rows)>;
+Tensor all_gather_rows_while(const Tensor& x, Rows rows, const Group& group, const UseRows& use);
+// Own rows of the sum over the members: `make` gives [count, ...], the rows from `begin` on, which may be overwritten;
+// own ones last. Then comes `meanwhile`.
+using MakeRows = std::function<Tensor(std::int64_t begin, std::int64_t count)>;
+Tensor reduce_scatter_rows_while(
+    Rows rows, const Group& group, const MakeRows& make, const std::function<void()>& meanwhile = [] {});
+
 // x [sum of send, ...] is what goes to each member, by rank; the result [sum of receive, ...] what came from each.
 // receive[i] is member i's send[rank]. Backward: the same, the other way.
 Tensor all_to_all_rows(const Tensor& x, Rows send, Rows receive, const Group& group);

@@ -67,6 +67,36 @@ TEST(ReduceScatterRows, GivesEachItsRowsOfTheSumAndGathersTheirGradients) {
   }
 }
 
+TEST(MemberByMember, OwnRowsAreUsedFirstAndMadeLast) {
+  for (const auto& rows : kRows) {
+    on_group(static_cast<std::int64_t>(rows.size()), [&](const Group& group) {
+      const auto all = all_numbers(rows);
+      std::vector<std::int64_t> used, made;  // where rows begin
+      const auto gathered = all_gather_rows_while(numbers_of(group.rank(), rows[group.rank()]), rows, group,
+                                                  [&](std::int64_t begin, const Tensor& its) {
+                                                    EXPECT_TRUE(its.equal(all.narrow(0, begin, its.size(0))));
+                                                    used.push_back(begin);
+                                                  });
+      EXPECT_TRUE(gathered.equal(all));
+      const auto sum = reduce_scatter_rows_while(
+          rows, group,
+          [&](std::int64_t begin, std::int64_t count) {
+            made.push_back(begin);
+            return all.narrow(0, begin, count) * (group.rank() + 1);
+          },
+          [&] { made.push_back(-1); });
+      const auto n = group.size();
+      EXPECT_TRUE(sum.equal(own_part(all, rows, group.rank()) * (n * (n + 1) / 2)));
+      const auto own = std::accumulate(rows.begin(), rows.begin() + group.rank(), std::int64_t{0});
+      EXPECT_EQ(std::ssize(used), n);
+      EXPECT_EQ(used.front(), own);
+      EXPECT_EQ(std::ssize(made), n + 1);
+      EXPECT_EQ(made[static_cast<std::size_t>(n - 1)], own);
+      EXPECT_EQ(made.back(), -1);
+    });
+  }
+}
+
 TEST(AllToAllRows, GivesEachWhatTheOthersSendItAndGradientsTheWayBack) {
   // sent[i][j]: rows from i to j.
   for (const auto& sent : std::vector<std::vector<Counts>>{
