@@ -10,6 +10,6 @@ clang-format --dry-run -Werror "${files[@]}"
 
 # A configuration of its own: clang cannot read GCC's precompiled header.
 cmake -S . -B build/lint -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DSLUICE_CUDA=OFF \
-  -DSLUICE_CUDA_CHOSEN=ON >/dev/null
+  -DSLUICE_CUDA_CHOSEN=ON -DSLUICE_FUZZ=ON >/dev/null
 printf '%s\n' "${files[@]}" | grep '\.cpp$' | grep -v '/cuda\.cpp$' |
   xargs -P "$(nproc)" -n 1 .venv/bin/clang-tidy -p build/lint --quiet

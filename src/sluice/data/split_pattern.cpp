@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::size_t kMostPatternBytes = 64 * 1024;
+constexpr std::size_t kMostPatternBytes = std::size_t{64} * 1024;
 
 std::string pcre2_message(int code) {
   std::array<PCRE2_UCHAR, 256> text{};

@@ -282,7 +282,7 @@ TokenizerConfig read_tokenizer_config(const std::filesystem::path& path, const V
   const auto token_name = [&](const std::string& key) -> std::optional<std::string> {
     const auto node = root.find(key);
     if (!node || node->is_null()) return std::nullopt;
-    const auto name = node->value().is_object() ? (*node)["content"].string() : node->string();
+    auto name = node->value().is_object() ? (*node)["content"].string() : node->string();
     if (!vocabulary.find(name)) node->refuse("\"{}\" is not a token of the tokenizer.json beside this file", name);
     return name;
   };

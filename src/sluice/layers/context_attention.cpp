@@ -60,7 +60,7 @@ Tensor Zigzag::to_chunks(const Tensor& x) const {
 }
 
 Tensor Zigzag::to_piece(const Tensor& x) const {
-  const auto by_rank = all_to_all_rows(x, received_, sent_, group_);
+  auto by_rank = all_to_all_rows(x, received_, sent_, group_);
   if (!turned_) return by_rank;
   const auto second = chunk(2 * group_.rank() + 1).count;
   return at::cat({by_rank.narrow(0, second, by_rank.size(0) - second), by_rank.narrow(0, 0, second)});

@@ -35,7 +35,7 @@ Routing route(const Tensor& logits, std::int64_t top_k, bool norm = true, at::Sc
   return route(router, at::eye(kHidden, at::TensorOptions().dtype(dtype)).narrow(0, 0, logits.size(0)));
 }
 
-Tensor ids(std::vector<std::int64_t> values) { return at::tensor(values); }
+Tensor ids(const std::vector<std::int64_t>& values) { return at::tensor(values); }
 
 struct Moe {
   SparseMoe block;

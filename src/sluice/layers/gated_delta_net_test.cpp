@@ -43,7 +43,7 @@ TEST(GatedDeltaCore, TwoContextRanksGiveTheBitsOfOne) {
     const auto draw = [](at::IntArrayRef shape, std::uint64_t seed) {
       return at::randn(shape, mesh_testing::generator(seed));
     };
-    const auto projection = draw({pack.positions.numel(), channels + 4 * 8 + 2 * 4}, 1);
+    const auto projection = draw({pack.positions.numel(), channels + 40}, 1);  // and z [4, 8], b [4], a [4]
     const auto conv = draw({channels, 1, 4}, 2), A_log = draw({4}, 3), dt_bias = draw({4}, 4), norm = draw({8}, 5);
     const auto core = [&](const Mesh& mesh) {
       const auto split = split_tokens(lengths, mesh);

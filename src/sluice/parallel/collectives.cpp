@@ -59,7 +59,7 @@ Result start_gather(const Tensor& x, Rows rows, const Group& group, bool beside)
     own.narrow(0, 0, x.size(0)).copy_(x);
     own.narrow(0, x.size(0), longest - x.size(0)).zero_();
   }
-  const auto joined = [all, longest, counts = Counts(rows.begin(), rows.end())] {
+  auto joined = [all, longest, counts = Counts(rows.begin(), rows.end())] {
     if (are_equal(counts)) return all;
     std::vector<Tensor> parts;
     for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -88,7 +88,7 @@ Result start_reduce_scatter(const Tensor& x, Rows rows, const Group& group, bool
   assert(x.size(0) == sum(rows));
   const auto longest = std::ranges::max(rows);
   auto own = with_rows(x, longest);
-  const auto result = own.narrow(0, 0, rows[group.rank()]);
+  auto result = own.narrow(0, 0, rows[group.rank()]);
   if (own.numel() == 0) return [result] { return result; };
   auto all = x.contiguous();
   if (!are_equal(rows)) {

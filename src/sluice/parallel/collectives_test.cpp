@@ -49,8 +49,8 @@ TEST(AllGatherRows, PutsTheRowsOneBehindTheOtherAndAddsTheirGradients) {
       EXPECT_TRUE(all.equal(all_numbers(rows)));
       // Each rank's loss weighs row t of the result by its own rank + 1.
       const auto weights = at::full_like(all, static_cast<double>(group.rank() + 1));
-      const auto n = group.size();
-      EXPECT_TRUE(gradient(all, x, weights).equal(at::full_like(x, static_cast<double>(n * (n + 1) / 2))));
+      const auto n = group.size(), weight = n * (n + 1) / 2;
+      EXPECT_TRUE(gradient(all, x, weights).equal(at::full_like(x, static_cast<double>(weight))));
     });
   }
 }

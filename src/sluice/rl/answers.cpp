@@ -206,7 +206,7 @@ std::string clean_math(std::string_view written) {
   replace_all(text, "dfrac", "frac");
   replace_all(text, "\\{", "{");
   replace_all(text, "\\}", "}");
-  if (const auto equals = text.find('='); equals != std::string::npos && equals <= 2) text.erase(0, equals + 1);
+  if (const auto equals = text.find('='); equals <= 2) text.erase(0, equals + 1);
   add_braces(text);
   if (text.ends_with('.')) text.pop_back();
   if (has_thousands(text)) erase_all(text, ",");

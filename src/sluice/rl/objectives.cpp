@@ -47,7 +47,7 @@ Tensor response_mean(const Tensor& values, const Tensor& response, std::int64_t 
 }
 
 Tensor kl_estimate(const Tensor& logprobs, const Tensor& reference, KlEstimate kind) {
-  const auto x = logprobs - reference;
+  auto x = logprobs - reference;
   if (kind == KlEstimate::kK1) return x;
   if (kind == KlEstimate::kK2) return x * x / 2;
   return (clamped_exp(-x) + x - 1).clamp_max(kLargestK3);

@@ -85,7 +85,7 @@ TEST(ClippedLoss, IsPpoAndItsSlope) {
 TEST(ClippedLoss, TellsWhichBoundCutsAGradient) {
   const auto ratio = tensor({1.5, 1.5, 0.5, 0.5, 5.0});
   const auto found = clipped_loss(ratio.log(), tensor({1, -1, 1, -1, -1}), {.low = 0.2, .high = 0.2, .dual = 3});
-  const auto bools = [](std::vector<std::int64_t> values) { return at::tensor(values, kLong).to(at::kBool); };
+  const auto bools = [](const std::vector<std::int64_t>& values) { return at::tensor(values, kLong).to(at::kBool); };
   EXPECT_TRUE(found.clipped_high.equal(bools({1, 0, 0, 0, 0})));
   EXPECT_TRUE(found.clipped_low.equal(bools({0, 0, 0, 1, 0})));
   EXPECT_TRUE(found.dual.equal(bools({0, 0, 0, 0, 1})));

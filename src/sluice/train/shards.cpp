@@ -13,7 +13,8 @@ Tensor Shards::Shard::rows_of(std::int64_t holder, const Tensor& piece) const {
   return rows_view(piece).narrow(0, first, first_row(holder + 1) - first);
 }
 
-Shards::Shards(std::vector<Parameter*> parameters, const Mesh& mesh, std::int64_t bucket_elements) : mesh_(mesh) {
+Shards::Shards(const std::vector<Parameter*>& parameters, const Mesh& mesh, std::int64_t bucket_elements)
+    : mesh_(mesh) {
   const auto place = place_of(mesh);
   using Kind = std::tuple<std::int64_t, std::int64_t, at::ScalarType>;  // the same on every rank, in the same order
   std::map<Kind, std::vector<std::size_t>> kinds;

@@ -20,7 +20,7 @@ class Shards {
   static constexpr std::int64_t kBucketElements = 8 << 20;
 
   // The mesh must outlive it.
-  Shards(std::vector<Parameter*> parameters, const Mesh& mesh, std::int64_t bucket_elements = kBucketElements);
+  Shards(const std::vector<Parameter*>& parameters, const Mesh& mesh, std::int64_t bucket_elements = kBucketElements);
 
   const Mesh& mesh() const { return mesh_; }
   std::size_t size() const { return shards_.size(); }

@@ -22,7 +22,7 @@ StepTime estimate(const std::string& preset, const MeshSizes& sizes, PlannedRun 
   return estimate_step(model, on_mesh);
 }
 
-const PlannedRun kRows{.dtype = kBFloat16, .seq_len = 1024, .tokens_per_step = 8 * 1024};
+const PlannedRun kRows{.dtype = kBFloat16, .seq_len = 1024, .tokens_per_step = 8192};
 
 TEST(StepTime, OfOneGpuIsItsOperationsAndItsMemory) {
   const auto model = build_model(tiny_configs().at("qwen3_5-tiny"), "tiny", {});
@@ -55,7 +55,7 @@ TEST(StepTime, RanksShareTheWorkAndWaitForEachOther) {
 }
 
 TEST(StepTime, ExchangesBetweenMachinesTakeLonger) {
-  const PlannedRun run{.dtype = kBFloat16, .seq_len = 1024, .tokens_per_step = 16 * 1024};
+  const PlannedRun run{.dtype = kBFloat16, .seq_len = 1024, .tokens_per_step = 16384};
   EXPECT_GT(estimate("qwen3_5-tiny", {.dp = 16}, run).exchanges, estimate("qwen3_5-tiny", {.dp = 8}, run).exchanges);
 }
 

@@ -15,7 +15,7 @@ namespace {
 using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t,
                          std::int64_t, double);
 
-constexpr std::int64_t kMostBlocks = 55 * 1024;  // of a sequence, for the kernel: params.h
+constexpr std::int64_t kMostBlocks = std::int64_t{55} * 1024;  // of a sequence, for the kernel: params.h
 
 // Empty, or why the kernel cannot run these. It waits for the device where a sequence might be too long.
 std::string why_plain(const Tensor& q, const Tensor& block_keys, const Tensor& seqused_k, std::int64_t block_size,

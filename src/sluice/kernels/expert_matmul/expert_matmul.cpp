@@ -33,7 +33,7 @@ void check_inputs(const Tensor& x, const Tensor& weight, const Tensor& offsets, 
 Tensor forward_meta(const Tensor& x, const Tensor& weight, const Tensor& offsets, Optional x_rows, Optional out_rows,
                     c10::SymInt out_size) {
   check_inputs(x, weight, offsets, x_rows, out_rows);
-  return at::empty_symint({out_size, weight.sym_size(1)}, x.options());
+  return at::empty_symint({std::move(out_size), weight.sym_size(1)}, x.options());
 }
 
 Tensor backward_meta(const Tensor& grad, const Tensor& x, const Tensor& offsets, Optional, Optional) {
@@ -50,7 +50,7 @@ class Function : public torch::autograd::Function<Function> {
     context->save_for_backward({weight.requires_grad() ? x : Tensor(), x.requires_grad() ? weight : Tensor(), offsets,
                                 x_rows.value_or(Tensor()), out_rows.value_or(Tensor())});
     context->saved_data["x_size"] = x.sym_size(0);
-    return op.call(x, weight, offsets, x_rows, out_rows, out_size);
+    return op.call(x, weight, offsets, x_rows, out_rows, std::move(out_size));
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -73,7 +73,7 @@ class Function : public torch::autograd::Function<Function> {
 Tensor forward_autograd(const Tensor& x, const Tensor& weight, const Tensor& offsets, Optional x_rows,
                         Optional out_rows, c10::SymInt out_size) {
   check_inputs(x, weight, offsets, x_rows, out_rows);
-  return Function::apply(x, weight, offsets, x_rows, out_rows, out_size);
+  return Function::apply(x, weight, offsets, x_rows, out_rows, std::move(out_size));
 }
 
 }  // namespace
