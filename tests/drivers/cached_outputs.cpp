@@ -27,7 +27,7 @@ Tensor run(const Decoder& decoder, const std::vector<std::int64_t>& pieces,
   for (const auto& sequence : sequences) longest = std::max(longest, sequence.size());
   const auto count = static_cast<std::int64_t>(sequences.size());
   auto state = decoder.new_state(count, static_cast<std::int64_t>(longest));
-  for (std::int64_t slot = 0; slot < count; ++slot) state.clear(slot);
+  state.clear(at::arange(count));
   std::vector<std::vector<Tensor>> logits(sequences.size());
   std::size_t done = 0;
   for (std::size_t call = 0; done < longest; ++call) {

@@ -239,7 +239,7 @@ Tensor reduce_scatter_rows_while(Rows rows, const Group& group, const MakeRows& 
   for (std::int64_t step = 1; step < size; ++step) {
     const auto to = (rank + step) % size, from = (rank + size - step) % size;
     const auto part = make(begins[to], rows[to]).contiguous();
-    const auto into = with_rows(part, rows[rank]);
+    auto into = with_rows(part, rows[rank]);
     parts.emplace_back([wait = start_swap(part, to, into, from, rows, group), into] {
       wait();
       return into;
