@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 
+import torch
+
 from gpu_training import ROOT
 from real_width import CONFIGS, LAYERS, SHARED
 
@@ -165,7 +167,8 @@ def main():
         runs = Runs(arguments.sluice, arguments.device, pathlib.Path(folder))
         rows = [learn(runs), *distances(runs)]
     if arguments.json:
-        common = {"date": arguments.date, "commit": arguments.commit, "device": arguments.device, "dtype": "bfloat16"}
+        name = torch.cuda.get_device_name() if arguments.device == "cuda" else arguments.device
+        common = {"date": arguments.date, "commit": arguments.commit, "device": name, "dtype": "bfloat16"}
         pathlib.Path(arguments.json).write_text(json.dumps([common | row for row in rows], indent=1) + "\n")
 
 

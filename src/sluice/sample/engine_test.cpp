@@ -336,25 +336,35 @@ TEST(Engine, ASequenceGoesOnFromAKeptStateInEveryFamily) {
   }
 }
 
-// A kept state gives way: to a sequence that needs its slot, and with sleep().
+// A kept state gives way: to a sequence that finds no other slot free, and with sleep(). What goes on behind it begins
+// anew then, which takes another step, as 20 tokens of a prompt go into one.
 TEST(Engine, AKeptStateGivesWayToWhatRuns) {
-  Engine engine(decoder(), tokenizer(), {}, {.slots = 2, .capacity = 100});
-  const auto answer_of = [&](const std::vector<TokenId>& prompt) {
-    auto one = request(prompt, 5, kGreedy);
+  Engine engine(decoder(), tokenizer(), {}, {.slots = 2, .capacity = 100, .tokens_per_step = 20});
+  auto history = random_ids(20, 1);
+  const auto go_on = [&] {  // five tokens more; the number of steps
+    auto one = request(history, 5, kGreedy);
     one.keep_state = true;
     std::vector<TokenId> answer;
     one.on_finish = [&](const Completion& c) { answer = c.tokens; };
     engine.submit(std::move(one));
-    engine.run();
-    return answer;
+    std::int64_t steps = 0;
+    while (engine.step()) ++steps;
+    EXPECT_EQ(answer, greedy_by_hand(history, 5));
+    history.insert(history.end(), answer.begin(), answer.end());
+    return steps;
   };
-  auto history = random_ids(20, 1);
-  const auto first = answer_of(history);
-  for (std::uint64_t i = 2; i < 6; ++i) EXPECT_EQ(answer_of(random_ids(20, i)), greedy_by_hand(random_ids(20, i), 5));
-  history.insert(history.end(), first.begin(), first.end());
-  EXPECT_EQ(answer_of(history), greedy_by_hand(history, 5));  // its slot was needed
+  const auto run_others = [&](std::uint64_t count) {
+    for (std::uint64_t i = 0; i < count; ++i) engine.submit(request(random_ids(20, 2 + i), 5, kGreedy));
+    engine.run();
+  };
+  EXPECT_EQ(go_on(), 5);
+  run_others(1);  // in the other slot
+  EXPECT_EQ(go_on(), 5);
+  run_others(2);
+  EXPECT_EQ(go_on(), 6);
+  EXPECT_EQ(go_on(), 5);
   engine.sleep();
-  EXPECT_EQ(answer_of(history), greedy_by_hand(history, 5));
+  EXPECT_EQ(go_on(), 6);
 }
 
 TEST(Engine, ASeedRepeatsAndAnotherDiffers) {

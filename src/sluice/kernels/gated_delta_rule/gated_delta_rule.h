@@ -77,14 +77,14 @@ GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const std:
 // tokens between the steps, on a GPU 84 KiB a token of 48 value heads.
 class GatedDeltaBackward {
  public:
-  // from_zero: it gives the gradient of the initial state too, for a final state that has none, before all else.
+  // from_zero: the first step also gives the gradient of the initial state, as if that of the final state were zero.
   GatedDeltaBackward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                      const Tensor& beta, const Tensor& cu_seqlens, const std::optional<Tensor>& initial_state,
                      double scale, bool qk_l2norm, bool from_zero);
-  const Tensor& grad_initial_state() const { return grad_initial_state_; }  // [N, Hv, K, V]
+  const Tensor& grad_initial_state() const { return grad_initial_state_; }  // [N, Hv, K, V]; [0] unless from_zero
 
-  // Once. Without a gradient of the final state that of the initial state is as given. Gradients of q, k and v as of
-  // gated_delta_rule_backward; returns those of g and beta.
+  // The second step, once; without grad_final_state that is zero. Gradients of q, k and v go where those of
+  // gated_delta_rule_backward do; returns those of g and beta.
   std::pair<Tensor, Tensor> finish(const std::optional<Tensor>& grad_final_state, Tensor& grad_q, Tensor& grad_k,
                                    Tensor& grad_v);
 
