@@ -432,6 +432,7 @@ def test_a_full_disk_costs_no_checkpoint(model, prompts, tmp_path, small_disk):
     ('[[reward]]\nkind = "gsm8k"', ["--objective.algorithm", "cispo", "--objective.dual_clip", 3], "objective.dual_clip"),
     ('[[reward]]\nkind = "gsm8k"', ["--eval.samples", 4], "would be the same answer each time"),
     ('[[reward]]\nkind = "gsm8k"', ["--rollout.dynamic_sampling", "--rollout.samples", 1], "compares answers"),
+    ('[[reward]]\nkind = "gsm8k"', ["--rollout.strict_replay"], "set that too"),
     ('[[reward]]\nkind = "gsm8k"', ["--rollout.group_size", 4], "rollout.samples"),
 ])
 def test_settings_that_cannot_work_are_refused_at_the_start(model, prompts, tmp_path, reward, more, said):

@@ -26,6 +26,9 @@ void check(const RlOptions& options) {
   if (options.rollout.dynamic_sampling && options.rollout.samples < 2) {
     fail_usage("rollout.dynamic_sampling compares answers; rollout.samples = 1 gives one of each prompt");
   }
+  if (options.rollout.strict_replay && !options.rollout.router_replay) {
+    fail_usage("rollout.strict_replay is about what rollout.router_replay replays; set that too");
+  }
   if (options.objective.dual_clip &&
       algorithm_settings(options.objective).objective.policy == PolicyObjective::kCispo) {
     fail_usage("objective.dual_clip bounds a clipped ratio; objective.algorithm = cispo has none in its gradient");

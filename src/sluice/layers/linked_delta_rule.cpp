@@ -83,7 +83,7 @@ LinkedDeltaOutput linked_delta_rule(const DeltaInputs& x, const Pack& pack, cons
     auto output = gated_delta_rule(in.q, in.k, in.v, in.g, in.beta, run.cu_seqlens, std::nullopt, scale,
                                    /*qk_l2norm=*/true, /*output_final_state=*/run.goes_on);
     outs[i] = output.out;
-    run.checkpoints = output.checkpoints;
+    if (!run.goes_on) run.checkpoints = output.checkpoints;
     return output.final_state;
   };
   // Of the sequence that began earlier.

@@ -199,7 +199,8 @@ void PolicyStats::add(const PolicyStats& o) {
 
 ReplayCoverage check_replay(const std::vector<TrainedResponse>& responses, bool strict) {
   ReplayCoverage found;
-  if (std::ranges::none_of(responses, [](const auto& r) { return r.experts.chosen.defined(); })) return found;
+  if (!strict && std::ranges::none_of(responses, [](const auto& r) { return r.experts.chosen.defined(); }))
+    return found;
   for (const auto& response : responses) {
     const auto& kept = response.experts.chosen;
     const auto tokens = std::ssize(response.sample.tokens) - 1;

@@ -47,7 +47,7 @@ struct ReplayCoverage {
   std::int64_t missing = 0;  // of these, where some block has no choice of experts: those go anew
 };
 
-// Of these responses; nothing where none has experts. `strict`: error for a token that is missing.
+// Of these responses. `strict`: error for a token that is missing; otherwise nothing is counted where none has experts.
 ReplayCoverage check_replay(const std::vector<TrainedResponse>& responses, bool strict);
 
 // Packs of whole responses, each at most seq_len tokens; they hold their places in `responses`.

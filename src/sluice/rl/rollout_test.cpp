@@ -231,6 +231,10 @@ TEST(RouterReplay, TokensWithoutAChoiceGoAnew) {
   EXPECT_LT(drift(policy, responses), kBound);  // in float32 live choices are those of sampling
   Training training(model);
   EXPECT_EQ(training.update(policy, responses).stats.routed, (tokens - 1 - all_of) * model.decoder->num_blocks());
+
+  for (auto& response : responses) response.experts = {};  // as of a model without experts
+  EXPECT_EQ(check_replay(responses, /*strict=*/false).tokens, 0);
+  EXPECT_THROW(check_replay(responses, /*strict=*/true), Error);
 }
 
 // What was recorded for other tokens, or is no choice, is refused.
