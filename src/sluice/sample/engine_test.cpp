@@ -298,7 +298,7 @@ TEST(Engine, ASequenceGoesOnFromAKeptStateInEveryFamily) {
     const auto model = tiny_model(1024, preset);
     const EngineSizes sizes{.slots = 4, .capacity = 140, .tokens_per_step = 20};
     Engine kept(*model.decoder, tokenizer(), {}, sizes), afresh(*model.decoder, tokenizer(), {}, sizes);
-    for (std::uint64_t i = 0; i < 3; ++i) {
+    for (std::uint64_t i = 0; i < 2; ++i) {  // the first one's state is kept beside the second's
       SCOPED_TRACE(fmt::format("{}: episode {}", preset, i));
       auto history = random_ids(30 + 20 * i, 7 + i);
       for (std::uint64_t turn = 0; turn < 3; ++turn) {

@@ -26,7 +26,7 @@ Pass backward_pass(const GatedDeltaParams& params) {
 Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pass pass) {
   Workspace workspace{};
   const int all_chunks = std::max(chunk_bound(params), 1);
-  workspace.segment_chunks = std::min(segment_chunks, all_chunks);
+  workspace.segment_chunks = std::clamp(segment_chunks, 1, all_chunks);
   workspace.segments = (all_chunks + workspace.segment_chunks - 1) / workspace.segment_chunks;
   size_t used = 0;
   const auto take = [&]<class T>(T*& pointer, size_t count) {
