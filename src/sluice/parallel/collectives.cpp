@@ -122,16 +122,22 @@ Counts begins_of(Rows rows) {
   return begins;
 }
 
-// Sends x to member `to`, and fills `into` with what member `from` sends: of each member its rows. What comes back
-// waits for it.
-std::function<void()> start_swap(const Tensor& x, std::int64_t to, const Tensor& into, std::int64_t from, Rows rows,
+// Sends x to member `to`, and fills `into` with what member `from` sends. What comes back waits for it.
+std::function<void()> start_swap(const Tensor& x, std::int64_t to, const Tensor& into, std::int64_t from,
                                  const Group& group) {
   if (x.is_meta()) {
     PaperExchanges::note(group, static_cast<double>(x.nbytes()), /*beside=*/false);
     return [] {};
   }
-  const auto most = static_cast<std::size_t>(std::ranges::max(rows) * x.stride(0)) * x.element_size();
-  return [group, x, into, wait = group.communicator().start_swap(x, to, into, from, most)] { wait(); };
+  Counts sent(group.size()), received(group.size());
+  sent[to] = x.size(0);
+  received[from] = into.size(0);
+  constexpr auto kName = "swap";
+  auto work = group.communicator().start(kName, x.device(), [&](c10d::Backend& backend) {
+    auto in = x, out = into;
+    return backend.alltoall_base(out, in, received, sent);
+  });
+  return [group, x, into, work = std::move(work)] { group.communicator().wait(kName, *work); };
 }
 
 Tensor all_to_all(const Tensor& x, Rows send, Rows receive, const Group& group) {
@@ -219,7 +225,7 @@ Tensor all_gather_rows_while(const Tensor& x, Rows rows, const Group& group, con
   std::vector<std::function<void()>> waits;
   for (std::int64_t step = 1; step < size; ++step) {
     const auto from = (rank + size - step) % size;
-    waits.push_back(start_swap(own, (rank + step) % size, part(from), from, rows, group));
+    waits.push_back(start_swap(own, (rank + step) % size, part(from), from, group));
   }
   part(rank).copy_(own);
   use(begins[rank], own);
@@ -240,7 +246,7 @@ Tensor reduce_scatter_rows_while(Rows rows, const Group& group, const MakeRows& 
     const auto to = (rank + step) % size, from = (rank + size - step) % size;
     const auto part = make(begins[to], rows[to]).contiguous();
     auto into = with_rows(part, rows[rank]);
-    parts.emplace_back([wait = start_swap(part, to, into, from, rows, group), into] {
+    parts.emplace_back([wait = start_swap(part, to, into, from, group), into] {
       wait();
       return into;
     });

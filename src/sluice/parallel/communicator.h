@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "sluice/parallel/peer_copies.h"
 #include "sluice/parallel/world.h"
 
 namespace sluice {
@@ -29,25 +28,11 @@ class Communicator {
   c10::intrusive_ptr<c10d::Work> start(const char* name, at::Device device, const Exchange& exchange) const;
   void wait(const char* name, c10d::Work& exchange) const;
 
-  // Sends x to member `to` and fills `into` with what member `from` sends, beside what the caller does meanwhile: what
-  // comes back waits. Contiguous, of at most `most` bytes, which is the same on all members. Between GPUs of one
-  // machine by their copy engines.
-  std::function<void()> start_swap(const Tensor& x, std::int64_t to, const Tensor& into, std::int64_t from,
-                                   std::size_t most) const;
-
  private:
-  PeerCopies* copies_for(std::size_t most) const;
-  std::vector<PeerCopies::Bytes> share(const PeerCopies::Bytes& own) const;
-
   const World& world_;
   std::vector<std::int64_t> ranks_;
-  std::int64_t rank_;  // in the group
-  c10::intrusive_ptr<c10d::Store> store_;
+  std::int64_t rank_;                            // in the group
   c10::intrusive_ptr<c10d::Backend> cpu_, gpu_;  // the second where the world's device is a GPU
-  mutable std::int64_t shared_ = 0;              // times that something was
-  mutable std::unique_ptr<PeerCopies> copies_;
-  mutable bool has_tried_copies_ = false;
-  mutable std::size_t room_ = 0;  // that copies_ was asked for
 };
 
 }  // namespace sluice
