@@ -75,8 +75,9 @@ struct Workspace {
     return min(segment_begin() + segment_chunks, first_chunk[sequences]);
   }
 };
-// With the first segment in work. `beside`: gradients of one segment beside the walks along the next.
+// kBackwardBeside: with gradients of one segment beside the walks along the next.
 enum class Pass { kForward, kBackward, kBackwardBeside };
+// With the first segment in work.
 Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pass pass);
 Workspace with_segment(Workspace workspace, int segment);
 

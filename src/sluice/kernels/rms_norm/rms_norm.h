@@ -12,7 +12,7 @@ namespace sluice {
 
 // x float32, bfloat16 or float64, any strides; arithmetic in float32, or float64 when x is. Result dense, dtype of x.
 // Differentiable in x and weight; the inner cast counts as identity. The weight's gradient is summed in the
-// accumulation type, in an order that depends on the number of rows alone, then cast.
+// accumulation type, in an order that depends on the number of rows and of heads alone, then cast.
 // Where the squares of a row overflow, y and the gradient of x are 0.
 // Error against the float64 definition, relative per tensor: float32 1e-6, bfloat16 4e-3 (8e-3 with the plain weight).
 Tensor rms_norm(const Tensor& x,       // [..., D], or [..., H, D]
