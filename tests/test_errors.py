@@ -300,6 +300,7 @@ USAGE_FAULTS = {
     "nothing said about the data": (["sft", "--model", "MODEL", "--run.out", "OUT"], ["data.path: required"]),
     "nothing said about the model": (["generate", "--prompt", "x"], ["model.path: required"]),
     "contradiction": ([*SFT, "--run.overwrite", "--ckpt.resume", "auto"], ["run.overwrite", "ckpt.resume"]),
+    "no tokenizer to copy": (["init", "--preset", "qwen3_5-tiny", "--tokenizer", "DATA", "--out", "OUT"], ["--tokenizer", "no tokenizer.json"]),
     "no such preset": (["init", "--preset", "qwen", "--out", "OUT"], ["qwen", "qwen3_5-tiny"]),
     "preset and config": (["init", "--preset", "qwen3_5-tiny", "--config", "DATA", "--out", "OUT"], ["--preset", "--config"]),
     "shard of no size": (["export", "OUT", "--out", "OUT2", "--max-shard-gb", "0"], ["--max-shard-gb"]),

@@ -187,6 +187,7 @@ ExitCode run_generate(const GenerateOptions& options, const Invocation& invocati
   }
   const auto start = std::chrono::steady_clock::now();
   engine.run();
+  std::fflush(stdout);  // the answer comes before the log's line
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   log_info("{} tokens in {:.3f} s: {:.1f} tokens/s", tokens, elapsed.count(),
            static_cast<double>(tokens) / elapsed.count());

@@ -34,6 +34,10 @@ ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
   if (std::filesystem::exists(options.out) && !std::filesystem::is_empty(options.out)) {
     fail_usage("{}: exists and is not empty; name another folder or remove it first", options.out.string());
   }
+  if (options.tokenizer && !std::filesystem::exists(*options.tokenizer / "tokenizer.json")) {
+    fail_usage("init: --tokenizer {}: no tokenizer.json there; name the folder that holds it",
+               options.tokenizer->string());
+  }
   const auto [config, where] = read_model_source("init", options.preset, options.config);
   const nlohmann::json plain = config;
   const auto model = build_model(plain, where, {.mtp = options.mtp});
