@@ -10,8 +10,8 @@
 
 #include "sluice/kernels/causal_conv/params.h"
 #include "sluice/kernels/common/column_sums.cuh"
-#include "sluice/kernels/common/lanes.cuh"
 #include "sluice/kernels/common/packing.cuh"
+#include "sluice/kernels/common/vector_launch.cuh"
 
 namespace sluice {
 namespace {
@@ -348,15 +348,6 @@ int blocks(int64_t count, int size) { return static_cast<int>((count + size - 1)
 
 dim3 state_grid(const CausalConvParams& params) {
   return dim3(blocks(params.channels, kThreads), std::min(params.sequences, kMaxGridY));
-}
-
-// Whether rows can be read and written 16 bytes at a time.
-template <typename T>
-bool in_vectors(int channels, std::initializer_list<const void*> pointers, std::initializer_list<int64_t> strides) {
-  bool fits = channels % kVector<T> == 0;
-  for (const void* pointer : pointers) fits = fits && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  for (const int64_t stride : strides) fits = fits && stride % kVector<T> == 0;
-  return fits;
 }
 
 template <typename T, typename Weight, int kLanes>

@@ -78,6 +78,20 @@ GatedDeltaParams make_params(const Inputs& x, double scale, bool qk_l2norm) {
   return params;
 }
 
+// Where the params write.
+struct Outputs {
+  Tensor out, final_state;  // the latter without sequences where it is not wanted
+};
+Outputs make_outputs(GatedDeltaParams& params, const Inputs& x, bool output_final_state) {
+  Outputs outputs{.out = at::empty(x.v.sizes(), x.v.options()),
+                  .final_state = at::empty(
+                      {output_final_state ? params.sequences : 0, params.value_heads, params.key_dim, params.value_dim},
+                      x.g.options())};
+  params.out = mutable_bf16_data(outputs.out);
+  params.final_state = output_final_state ? outputs.final_state.mutable_data_ptr<float>() : nullptr;
+  return outputs;
+}
+
 Tensor workspace(size_t bytes, const Tensor& like) {
   return at::empty({static_cast<std::int64_t>(bytes)}, like.options().dtype(at::kByte));
 }
@@ -89,13 +103,9 @@ std::tuple<Tensor, Tensor, Tensor> gated_delta_rule_cuda(const Tensor& q, const 
   const c10::cuda::CUDAGuard device(q.device());
   const Inputs inputs = make_inputs(q, k, v, g, beta, cu_seqlens, initial_state);
   GatedDeltaParams params = make_params(inputs, scale, qk_l2norm);
-  const Tensor out = at::empty(v.sizes(), v.options());
-  const Tensor final_state =
-      at::empty({output_final_state ? params.sequences : 0, v.size(1), q.size(2), v.size(2)}, g.options());
+  const auto [out, final_state] = make_outputs(params, inputs, output_final_state);
   const Tensor checkpoints =
       at::empty({gated_delta_rule_checkpoints(params), v.size(1), q.size(2), v.size(2)}, g.options());
-  params.out = mutable_bf16_data(out);
-  params.final_state = output_final_state ? final_state.mutable_data_ptr<float>() : nullptr;
   params.checkpoints = checkpoints.mutable_data_ptr<float>();
   const Tensor scratch = workspace(gated_delta_rule_workspace_bytes(params), q);
   params.workspace = scratch.mutable_data_ptr();
@@ -126,11 +136,7 @@ std::tuple<Tensor, Tensor> prepared_cuda(const Tensor& prepared, const Tensor& q
                "gated_delta_rule.prepared: prepared must be what gated_delta_rule.prepare gave for these q and k, {} "
                "bytes on {}; got {}",
                bytes, q.device().str(), describe(prepared));
-  const Tensor out = at::empty(v.sizes(), v.options());
-  const Tensor final_state =
-      at::empty({output_final_state ? params.sequences : 0, v.size(1), q.size(2), v.size(2)}, g.options());
-  params.out = mutable_bf16_data(out);
-  params.final_state = output_final_state ? final_state.mutable_data_ptr<float>() : nullptr;
+  const auto [out, final_state] = make_outputs(params, inputs, output_final_state);
   params.workspace = prepared.mutable_data_ptr();
   check_launch(kOp, launch_gated_delta_rule_prepared_sm90(params, c10::cuda::getCurrentCUDAStream()));
   return {out, final_state};

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "sluice/kernels/common/column_sums.cuh"
-#include "sluice/kernels/common/lanes.cuh"
+#include "sluice/kernels/common/vector_launch.cuh"
 #include "sluice/kernels/rms_norm/params.h"
 
 namespace sluice {
@@ -237,19 +237,13 @@ __global__ void add_shares(const __grid_constant__ RmsNormBackwardParams backwar
   }
 }
 
-template <typename T>
-bool in_vectors(const RmsNormRows& rows) {
-  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.token_stride % kVector<T> == 0 &&
-         rows.head_stride % kVector<T> == 0;
-}
-
 // How a row is shared out: threads a row, vectors a thread. Zero threads: element by element.
 struct Shape {
   int group, pieces;
 };
 template <typename T>
-Shape shape_of(const RmsNormParams& params, bool aligned) {
-  if (!aligned || params.width % kVector<T> != 0) return {0, 0};
+Shape shape_of(const RmsNormParams& params, bool vectors_fit) {
+  if (!vectors_fit) return {0, 0};
   const int vectors = params.width / kVector<T>;
   for (const int group : {32, kThreads}) {
     for (const int pieces : {1, 2, 4}) {
@@ -272,14 +266,11 @@ bool dispatch(const Shape& shape, const Launch& launch) {
   return shape.group > 0;
 }
 
-unsigned blocks_for(int64_t rows, int rows_a_block) {
-  return static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block);
-}
-
 template <typename T>
 void run(const RmsNormParams& params, cudaStream_t stream) {
-  const bool aligned = in_vectors<T>(params.x) && reinterpret_cast<uintptr_t>(params.out) % 16 == 0;
-  const bool done = dispatch(shape_of<T>(params, aligned), [&]<int kGroup, int kPieces>() {
+  const RmsNormRows& x = params.x;
+  const bool fit = in_vectors<T>(params.width, {x.data, params.out}, {x.token_stride, x.head_stride});
+  const bool done = dispatch(shape_of<T>(params, fit), [&]<int kGroup, int kPieces>() {
     normalize<T, kGroup, kPieces><<<blocks_for(params.rows, kThreads / kGroup), kThreads, 0, stream>>>(params);
   });
   if (!done) normalize_any<T><<<blocks_for(params.rows, kThreads / 32), kThreads, 0, stream>>>(params);
@@ -291,9 +282,10 @@ void run(const RmsNormBackwardParams& params, cudaStream_t stream) {
   const int blocks = rms_norm_blocks(forward);
   const dim3 grid(blocks, forward.weight_heads);
   if (blocks > 0) {
-    const bool aligned = in_vectors<T>(forward.x) && in_vectors<T>(params.grad_out) &&
-                         reinterpret_cast<uintptr_t>(params.grad_x) % 16 == 0;
-    const bool done = dispatch(shape_of<T>(forward, aligned), [&]<int kGroup, int kPieces>() {
+    const RmsNormRows &x = forward.x, &grad = params.grad_out;
+    const bool fit = in_vectors<T>(forward.width, {x.data, grad.data, params.grad_x},
+                                   {x.token_stride, x.head_stride, grad.token_stride, grad.head_stride});
+    const bool done = dispatch(shape_of<T>(forward, fit), [&]<int kGroup, int kPieces>() {
       normalize_backward<T, kGroup, kPieces><<<grid, kThreads, 0, stream>>>(params);
     });
     if (!done) normalize_any_backward<T><<<grid, 32, 0, stream>>>(params);

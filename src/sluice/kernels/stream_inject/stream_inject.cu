@@ -4,9 +4,7 @@
 // block owns a token and goes twice over its gradients, the second time from its first-level cache. With g the gradient
 // that arrives and a = sigmoid(gate):
 //   dy = sum over s of 2 a_s g_s      dgate_s = 2 a_s (1 - a_s) (g_s . y)
-#include <initializer_list>
-
-#include "sluice/kernels/common/lanes.cuh"
+#include "sluice/kernels/common/vector_launch.cuh"
 #include "sluice/kernels/stream_inject/params.h"
 
 namespace sluice {
@@ -83,55 +81,24 @@ __global__ __launch_bounds__(kThreads) void inject_backward(
   }
 }
 
-template <typename T>
-bool in_vectors(const StreamInjectParams& params, std::initializer_list<const void*> all) {
-  bool fits = params.width % kVector<T> == 0;
-  for (const void* data : all) fits = fits && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  return fits;
-}
-
-template <typename T>
-void run(const StreamInjectParams& params, cudaStream_t stream) {
-  constexpr int kWide = kVector<T>;
-  const auto blocks = [&](int lanes) {
-    return static_cast<unsigned>((params.tokens * (params.width / lanes) + kThreads - 1) / kThreads);
-  };
-  if (in_vectors<T>(params, {params.residual, params.y})) {
-    inject<T, kWide><<<blocks(kWide), kThreads, 0, stream>>>(params);
-  } else {
-    inject<T, 1><<<blocks(1), kThreads, 0, stream>>>(params);
-  }
-}
-
-template <typename T>
-void run(const StreamInjectBackwardParams& params, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(params.forward.tokens);
-  if (in_vectors<T>(params.forward, {params.grad_out, params.forward.y})) {
-    inject_backward<T, kVector<T>><<<blocks, kThreads, 0, stream>>>(params);
-  } else {
-    inject_backward<T, 1><<<blocks, kThreads, 0, stream>>>(params);
-  }
-}
-
-template <typename Params>
-cudaError_t run_typed(const Params& params, const StreamInjectParams& forward, cudaStream_t stream) {
-  if (forward.tokens * forward.width == 0) return cudaSuccess;
-  if (forward.bfloat16) {
-    run<__nv_bfloat16>(params, stream);
-  } else {
-    run<float>(params, stream);
-  }
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t launch_stream_inject(const StreamInjectParams& params, cudaStream_t stream) {
-  return run_typed(params, params, stream);
+  const int64_t elements = params.tokens * params.width;
+  if (elements == 0) return cudaSuccess;
+  return launch_in_vectors(
+      params.bfloat16, params.width, {params.residual, params.y}, {}, [&]<typename T, int kLanes>() {
+        inject<T, kLanes><<<blocks_for(elements, kThreads * kLanes), kThreads, 0, stream>>>(params);
+      });
 }
 
 cudaError_t launch_stream_inject_backward(const StreamInjectBackwardParams& params, cudaStream_t stream) {
-  return run_typed(params, params.forward, stream);
+  const StreamInjectParams& forward = params.forward;
+  if (forward.tokens * forward.width == 0) return cudaSuccess;
+  return launch_in_vectors(
+      forward.bfloat16, forward.width, {params.grad_out, forward.y}, {}, [&]<typename T, int kLanes>() {
+        inject_backward<T, kLanes><<<static_cast<unsigned>(forward.tokens), kThreads, 0, stream>>>(params);
+      });
 }
 
 }  // namespace sluice

@@ -3,9 +3,7 @@
 // else one by one. A thread owns a vector of a token's features and goes through the streams. With g the gradient that
 // arrives, over n, and a = sigmoid(gate):
 //   dx = g a      dgate = g x a (1 - a)
-#include <initializer_list>
-
-#include "sluice/kernels/common/lanes.cuh"
+#include "sluice/kernels/common/vector_launch.cuh"
 #include "sluice/kernels/stream_mix/params.h"
 
 namespace sluice {
@@ -73,57 +71,24 @@ __global__ __launch_bounds__(kThreads) void mix_backward(const __grid_constant__
   }
 }
 
-template <typename T>
-bool in_vectors(const StreamMixParams& params, std::initializer_list<const void*> all) {
-  bool fits = params.width % kVector<T> == 0;
-  for (const void* data : all) fits = fits && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  return fits;
-}
-
-unsigned blocks_of(const StreamMixParams& params, int lanes) {
-  return static_cast<unsigned>((params.tokens * (params.width / lanes) + kThreads - 1) / kThreads);
-}
-
-template <typename T>
-void run(const StreamMixParams& params, cudaStream_t stream) {
-  constexpr int kWide = kVector<T>;
-  if (in_vectors<T>(params, {params.x, params.gate})) {
-    mix<T, kWide><<<blocks_of(params, kWide), kThreads, 0, stream>>>(params);
-  } else {
-    mix<T, 1><<<blocks_of(params, 1), kThreads, 0, stream>>>(params);
-  }
-}
-
-template <typename T>
-void run(const StreamMixBackwardParams& params, cudaStream_t stream) {
-  constexpr int kWide = kVector<T>;
-  const StreamMixParams& forward = params.forward;
-  if (in_vectors<T>(forward, {forward.x, forward.gate, params.grad_out})) {
-    mix_backward<T, kWide><<<blocks_of(forward, kWide), kThreads, 0, stream>>>(params);
-  } else {
-    mix_backward<T, 1><<<blocks_of(forward, 1), kThreads, 0, stream>>>(params);
-  }
-}
-
-template <typename Params>
-cudaError_t run_typed(const Params& params, const StreamMixParams& forward, cudaStream_t stream) {
-  if (forward.tokens * forward.width == 0) return cudaSuccess;
-  if (forward.bfloat16) {
-    run<__nv_bfloat16>(params, stream);
-  } else {
-    run<float>(params, stream);
-  }
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t launch_stream_mix(const StreamMixParams& params, cudaStream_t stream) {
-  return run_typed(params, params, stream);
+  const int64_t elements = params.tokens * params.width;
+  if (elements == 0) return cudaSuccess;
+  return launch_in_vectors(params.bfloat16, params.width, {params.x, params.gate}, {}, [&]<typename T, int kLanes>() {
+    mix<T, kLanes><<<blocks_for(elements, kThreads * kLanes), kThreads, 0, stream>>>(params);
+  });
 }
 
 cudaError_t launch_stream_mix_backward(const StreamMixBackwardParams& params, cudaStream_t stream) {
-  return run_typed(params, params.forward, stream);
+  const StreamMixParams& forward = params.forward;
+  const int64_t elements = forward.tokens * forward.width;
+  if (elements == 0) return cudaSuccess;
+  return launch_in_vectors(
+      forward.bfloat16, forward.width, {forward.x, forward.gate, params.grad_out}, {}, [&]<typename T, int kLanes>() {
+        mix_backward<T, kLanes><<<blocks_for(elements, kThreads * kLanes), kThreads, 0, stream>>>(params);
+      });
 }
 
 }  // namespace sluice

@@ -2,9 +2,7 @@
 // Bound by memory: each element is read and written once, in vectors of 16 bytes where sizes and addresses allow it,
 // else one by one. With s = sigmoid(gate) and g the gradient that arrives:
 //   dgate = g up (s + gate s (1 - s))      dup = g gate s
-#include <initializer_list>
-
-#include "sluice/kernels/common/lanes.cuh"
+#include "sluice/kernels/common/vector_launch.cuh"
 #include "sluice/kernels/swiglu/params.h"
 
 namespace sluice {
@@ -62,57 +60,28 @@ __global__ __launch_bounds__(kThreads) void activate_backward(const __grid_const
   narrow<T>(grad_up).store(static_cast<T*>(params.grad_up) + place.dense);
 }
 
-template <typename T>
-bool in_vectors(const SwiGluParams& params, std::initializer_list<SwiGluRows> all) {
-  bool fits = params.features % kVector<T> == 0;
-  for (const SwiGluRows& rows : all) {
-    fits = fits && rows.stride % kVector<T> == 0 && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0;
-  }
-  return fits;
-}
-
-unsigned blocks_of(const SwiGluParams& params, int lanes) {
-  return static_cast<unsigned>((params.tokens * (params.features / lanes) + kThreads - 1) / kThreads);
-}
-
-template <typename T>
-void run(const SwiGluParams& params, cudaStream_t stream) {
-  constexpr int kWide = kVector<T>;
-  if (in_vectors<T>(params, {params.gate, params.up})) {
-    activate<T, kWide><<<blocks_of(params, kWide), kThreads, 0, stream>>>(params);
-  } else {
-    activate<T, 1><<<blocks_of(params, 1), kThreads, 0, stream>>>(params);
-  }
-}
-
-template <typename T>
-void run(const SwiGluBackwardParams& params, cudaStream_t stream) {
-  constexpr int kWide = kVector<T>;
-  const SwiGluParams& forward = params.forward;
-  if (in_vectors<T>(forward, {forward.gate, forward.up, params.grad_out})) {
-    activate_backward<T, kWide><<<blocks_of(forward, kWide), kThreads, 0, stream>>>(params);
-  } else {
-    activate_backward<T, 1><<<blocks_of(forward, 1), kThreads, 0, stream>>>(params);
-  }
-}
-
-template <typename Params>
-cudaError_t run_typed(const Params& params, const SwiGluParams& forward, cudaStream_t stream) {
-  if (forward.tokens * forward.features == 0) return cudaSuccess;
-  if (forward.bfloat16) {
-    run<__nv_bfloat16>(params, stream);
-  } else {
-    run<float>(params, stream);
-  }
-  return cudaGetLastError();
-}
-
 }  // namespace
 
-cudaError_t launch_swiglu(const SwiGluParams& params, cudaStream_t stream) { return run_typed(params, params, stream); }
+cudaError_t launch_swiglu(const SwiGluParams& params, cudaStream_t stream) {
+  const int64_t elements = params.tokens * params.features;
+  if (elements == 0) return cudaSuccess;
+  const SwiGluRows &gate = params.gate, &up = params.up;
+  return launch_in_vectors(
+      params.bfloat16, params.features, {gate.data, up.data}, {gate.stride, up.stride}, [&]<typename T, int kLanes>() {
+        activate<T, kLanes><<<blocks_for(elements, kThreads * kLanes), kThreads, 0, stream>>>(params);
+      });
+}
 
 cudaError_t launch_swiglu_backward(const SwiGluBackwardParams& params, cudaStream_t stream) {
-  return run_typed(params, params.forward, stream);
+  const SwiGluParams& forward = params.forward;
+  const int64_t elements = forward.tokens * forward.features;
+  if (elements == 0) return cudaSuccess;
+  const SwiGluRows &gate = forward.gate, &up = forward.up, &grad = params.grad_out;
+  return launch_in_vectors(forward.bfloat16, forward.features, {gate.data, up.data, grad.data},
+                           {gate.stride, up.stride, grad.stride}, [&]<typename T, int kLanes>() {
+                             activate_backward<T, kLanes>
+                                 <<<blocks_for(elements, kThreads * kLanes), kThreads, 0, stream>>>(params);
+                           });
 }
 
 }  // namespace sluice
