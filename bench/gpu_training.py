@@ -17,7 +17,8 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROWS = [(4, 2048), (1, 8192), (16, 2048), (4, 8192), (1, 32768)]   # sequences of a step, their length
+ROWS = [(4, 2048), (1, 8192), (16, 2048), (4, 8192), (1, 32768),   # sequences of a step, their length
+        (1, 1024), (8, 256), (1, 4096)]                            # few tokens: launches bind
 WARM_UP = 3
 PEER_SECONDS = 60   # for a row; torch's own path of long sequences takes longer
 

@@ -75,6 +75,23 @@ def test_a_killed_run_ends_as_an_unbroken_one(model, data, tmp_path):
     assert same_bits(exported(out), exported(tmp_path / "unbroken"))
 
 
+# Packs of one shape. In a run of one step a process none of them is recorded; the other run records the second and
+# replays those after it.
+@pytest.mark.parametrize("more", [[], ["--mem.recompute"], ["--lora.rank", 4]])
+def test_recorded_packs_have_the_bits_of_others(more, model, tmp_path):
+    records = [{"tokens": record["tokens"]} for record in token_records(20, 122, 128, alphabet=50)]
+    data = write_jsonl(tmp_path / "train.jsonl", records)
+    arguments = ["--data.seq_len", 128, "--data.packing", "false", "--train.tokens_per_step", 128, "--optim.lr", 1e-3,
+                 "--optim.schedule", "constant", "--optim.warmup_steps", 0, *GPU, *more]
+    said = sft(model, data, tmp_path / "recorded", *arguments, "--train.steps", 5, dtype="bfloat16").stderr
+    assert "short packs are recorded" in said
+    for step in range(1, 6):
+        said = sft(model, data, tmp_path / "launched", *arguments, "--train.steps", step, "--ckpt.resume", "auto",
+                   "--ckpt.force", dtype="bfloat16").stderr
+        assert "recorded" not in said
+    assert curve(tmp_path / "launched") == curve(tmp_path / "recorded")
+
+
 @pytest.mark.parametrize("saving", [["--mem.recompute"], ["--mem.offload", "host"], ["--mem.offload", "disk"]])
 def test_less_memory_gives_the_same_bits(saving, model, data, tmp_path):
     arguments = [*STEPS, "--train.steps", 4, *GPU]
@@ -115,8 +132,9 @@ def test_scores_and_answers_are_the_cpus_within_bfloat16s_noise(model, tmp_path)
 
 # Experts, sparse attention past its budget, hyper-connections and n-gram embeddings. A near tie of two experts may fall
 # the other way, so the curve is followed for few steps.
-@pytest.mark.parametrize("preset", ["qwen3_5_moe-tiny", "qwen3_next-tiny", "qwen3_8_flash_next-tiny"])
-def test_families_with_experts_train_as_on_the_cpu(preset, data, tmp_path):
+@pytest.mark.parametrize("preset, balance, recorded", [("qwen3_5_moe-tiny", 0.001, False), ("qwen3_next-tiny", 0.001, False),
+                                                       ("qwen3_5_moe-tiny", 0, True), ("qwen3_8_flash_next-tiny", 0, False)])
+def test_families_with_experts_train_as_on_the_cpu(preset, balance, recorded, data, tmp_path):
     run("init", "--preset", preset, "--out", tmp_path / "preset")
     config = json.loads((tmp_path / "preset" / "config.json").read_text())
     text = config.get("text_config", config)
@@ -127,7 +145,9 @@ def test_families_with_experts_train_as_on_the_cpu(preset, data, tmp_path):
     add_tokenizer(model)
     found = {}
     for name, device in (("cpu", CPU), ("gpu", GPU)):
-        sft(model, data, tmp_path / name, *STEPS, "--train.steps", 5, *device, dtype="bfloat16")
+        said = sft(model, data, tmp_path / name, *STEPS, "--train.steps", 5, "--train.router_aux_loss_coef", balance, *device,
+                   dtype="bfloat16").stderr
+        assert ("short packs are recorded" in said) == (recorded and name == "gpu")
         found[name] = metrics(tmp_path / name)
     assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=2e-3)
     assert found["gpu"][0]["train/grad_norm"] == pytest.approx(found["cpu"][0]["train/grad_norm"], rel=2e-2)

@@ -42,8 +42,8 @@ class Mixer : public Module {
   // Empty, or why the kernels for GPUs do not serve this mixer with activations in `dtype`.
   virtual std::string why_not_on_gpu(at::ScalarType dtype) const = 0;
 
-  // Whether the host does the same for each decoding step on a GPU, whatever tokens and positions are: then a step can
-  // be recorded (kernels/common/recorded_work.h).
+  // Whether the host does the same for each decoding step on a GPU, whatever tokens and positions are, and for each
+  // training pass over packs of a shape: then both can be recorded (kernels/common/recorded_work.h).
   virtual bool is_recordable() const = 0;
 
   // Adds the operations of a forward pass over sequences of these lengths.

@@ -113,7 +113,7 @@ class Decoder : public Module {
   // Empty, or why this model cannot run on a GPU with activations in `dtype`.
   std::string why_not_on_gpu(at::ScalarType dtype) const;
 
-  // Whether a decoding step on a GPU can be recorded (kernels/common/recorded_work.h).
+  // Whether a decoding step on a GPU, and a training pass, can be recorded (kernels/common/recorded_work.h).
   bool is_recordable() const;
 
   // Of a forward pass over sequences of these lengths, the head over `asked` tokens.

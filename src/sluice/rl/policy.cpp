@@ -266,8 +266,11 @@ PolicyUpdate update_policy(const Policy& policy, const AlgorithmSettings& algori
   for (const auto& pack : packs) replays.emplace_back(responses, pack);
   const auto norm = update(
       packs.size(),
-      [&](std::size_t i) {
-        return pack_loss(policy, algorithm.objective, responses, weights, packs[i], replays[i], result.stats);
+      [&](std::size_t i, bool last) {
+        const auto loss =
+            pack_loss(policy, algorithm.objective, responses, weights, packs[i], replays[i], result.stats);
+        gradients.add(loss, last);
+        return loss.detach();
       },
       gradients, optimizer, settings);
   result.grad_norm = norm.item<double>();

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/train/batch.h"
 
+#include <algorithm>
+#include <bit>
+
 namespace sluice {
 
 namespace {
@@ -20,7 +23,8 @@ Tensor there(const std::vector<Value>& values, at::ScalarType type, at::Device d
   return at::tensor(values, at::TensorOptions().dtype(type)).to(device, /*non_blocking=*/true);
 }
 
-void set_asked(Batch& batch, const PackedBatch& packed, std::int32_t ahead, at::Device device) {
+// At least `rows` of them.
+void set_asked(Batch& batch, const PackedBatch& packed, std::int32_t ahead, at::Device device, std::int64_t rows = 0) {
   const auto& split = batch.split;
   std::vector<std::int64_t> asked, targets;
   std::vector<float> weights;
@@ -35,14 +39,18 @@ void set_asked(Batch& batch, const PackedBatch& packed, std::int32_t ahead, at::
     targets.push_back(target);
     weights.push_back(weight);
   });
+  for (std::int64_t token = 0; std::ssize(asked) < rows; ++token) {
+    asked.push_back(token);
+    targets.push_back(kIgnoredTarget);
+    weights.push_back(0);
+  }
   batch.asked = there(asked, kLong, device);
   batch.targets = there(targets, kLong, device);
   batch.loss_weight = there(weights, kFloat, device);
 }
 
-}  // namespace
-
-Batch to_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh) {
+// At least `asked` rows of what is asked.
+Batch make_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh, std::int64_t asked) {
   std::vector<std::int64_t> lengths;
   for (std::size_t n = 0; n + 1 < packed.cu_seqlens.size(); ++n) {
     lengths.push_back(packed.cu_seqlens[n + 1] - packed.cu_seqlens[n]);
@@ -55,7 +63,40 @@ Batch to_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh) {
               .targets = {},
               .loss_weight = {},
               .asked_rows = {}};
-  set_asked(batch, packed, /*ahead=*/0, device);
+  set_asked(batch, packed, /*ahead=*/0, device, asked);
+  return batch;
+}
+
+// Up by less than an eighth.
+std::int64_t rounded(std::int64_t count) {
+  const auto step = std::max(std::bit_floor(static_cast<std::uint64_t>(count)) / 8, std::uint64_t{1});
+  return (count + static_cast<std::int64_t>(step) - 1) / static_cast<std::int64_t>(step) *
+         static_cast<std::int64_t>(step);
+}
+
+}  // namespace
+
+Batch to_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh) {
+  return make_batch(packed, device, mesh, /*asked=*/0);
+}
+
+PackShape filled_shape(const PackedBatch& packed) {
+  const auto own = std::ssize(packed.tokens), tokens = rounded(own);
+  const auto sequences = packed.cu_seqlens.size() - (tokens > own ? 0 : 1);
+  const auto asked = std::ranges::count_if(packed.targets, [](auto target) { return target >= 0; });
+  return {.tokens = tokens, .sequences = static_cast<std::int64_t>(std::bit_ceil(sequences)), .asked = rounded(asked)};
+}
+
+Batch filled_batch(PackedBatch packed, const PackShape& shape, at::Device device) {
+  const auto tokens = static_cast<std::size_t>(shape.tokens);
+  for (std::size_t i = 0; packed.tokens.size() < tokens; ++i) packed.tokens.push_back(packed.tokens[i]);
+  packed.targets.resize(tokens, kIgnoredTarget);
+  packed.loss_weight.resize(tokens, 0);
+  packed.cu_seqlens.resize(static_cast<std::size_t>(shape.sequences) + 1, static_cast<std::int32_t>(tokens));
+  auto batch = make_batch(packed, device, one_process(), shape.asked);
+  batch.pack.lengths.assign(batch.pack.lengths.size(), 0);
+  batch.pack.lengths[0] = shape.tokens;
+  batch.asked_rows = {shape.asked};
   return batch;
 }
 

@@ -20,6 +20,21 @@ struct Batch {
 
 Batch to_batch(const PackedBatch& packed, at::Device device, const Mesh& mesh = one_process());
 
+// Sizes that a pack is filled up to, so that many packs have the same.
+struct PackShape {
+  std::int64_t tokens, sequences, asked;
+  auto operator<=>(const PackShape&) const = default;
+};
+
+// The pack's own sizes rounded up: less than an eighth of tokens and asked is filling; sequences are a power of two.
+PackShape filled_shape(const PackedBatch& packed);
+
+// The pack with what fills it up: one more sequence, of its first tokens again, empty ones, and at the end asked rows
+// of weight 0 whose target is ignored. The host knows the shape alone, so that what it does is the same for every pack
+// of a shape: pack.lengths are bounds, of one sequence of all tokens. Gradients are those of the pack up to the
+// rounding of matrix products of other heights. Of one process.
+Batch filled_batch(PackedBatch packed, const PackShape& shape, at::Device device);
+
 // What multi-token prediction learns from the same pack: for each token the next one, at a sequence's end another one's
 // first; and the target of that next token, where it is trained. `batch` is that of `packed`.
 Batch next_tokens(const Batch& batch, const PackedBatch& packed);

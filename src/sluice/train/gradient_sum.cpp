@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cassert>
 #include <functional>
 
 #include "sluice/parallel/collectives.h"
@@ -137,7 +138,19 @@ std::string GradientSum::first_not_finite() const {
 }
 
 void GradientSum::clear() {
+  if (stay_) {
+    if (!sums_.empty()) at::_foreach_zero_(sums_);
+    return;
+  }
   for (auto& sum : sums_) sum.reset();
+}
+
+void GradientSum::keep_places() {
+  assert(mesh().world().size() == 1);
+  stay_ = true;
+  for (std::size_t i = 0; i < sums_.size(); ++i) {
+    if (!sums_[i].defined()) sums_[i] = at::zeros_like(shards_.parameter(i).value.detach(), kFloat);
+  }
 }
 
 }  // namespace sluice

@@ -40,6 +40,10 @@ class GradientSum {
   const Mesh& mesh() const { return shards_.mesh(); }
   void clear();
 
+  // From here on each sum stays where it is, and clear() makes it zero: for work that adds to them and is recorded
+  // (kernels/common/recorded_work.h). Of one process.
+  void keep_places();
+
  private:
   void take(std::size_t index);
   void start_next_bucket();
@@ -49,6 +53,7 @@ class GradientSum {
   Kept kept_;
   std::vector<Tensor> pieces_;  // float32, of parameters that several ranks hold: what is not yet summed over them
   std::vector<Tensor> sums_;    // float32, or undefined
+  bool stay_ = false;           // where they are
 
   // Of the backward pass that runs.
   bool exchanges_ = false;

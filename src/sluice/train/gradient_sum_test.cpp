@@ -48,6 +48,22 @@ TEST(GradientSum, LeavesParametersAsTheyWere) {
   EXPECT_EQ(p.value.grad()[0].item<double>(), 3);
 }
 
+TEST(GradientSum, StaysInPlaceWhereThatIsAskedFor) {
+  auto p = parameter("w", {2}, kFloat), untouched = parameter("c", {2}, kBFloat16);
+  GradientSum gradients({&p, &untouched});
+  gradients.add(loss(p, 1), /*last=*/false);
+  gradients.keep_places();
+  const auto first = gradients.of(0), second = gradients.of(1);
+  gradients.add(loss(p, 2), /*last=*/true);
+  EXPECT_EQ(first[0].item<double>(), 3);
+  EXPECT_EQ(second[0].item<double>(), 0);
+  gradients.clear();
+  gradients.add(loss(p, 5) + loss(untouched, 4), /*last=*/true);
+  EXPECT_TRUE(gradients.of(0).is_same(first) && gradients.of(1).is_same(second));
+  EXPECT_EQ(first[0].item<double>(), 5);
+  EXPECT_EQ(second[0].item<double>(), 4);
+}
+
 // Buckets of one parameter or two; gradients that come in another order on each rank, or not at all; one parameter that
 // nobody else holds. Every sum is of small whole numbers, so it is exact in any order.
 void expect_sums_over_ranks(GradientSum::Kept kept) {

@@ -75,10 +75,24 @@ SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vecto
                    mesh_) {
   if (mesh_.world().rank() == 0) metrics_.emplace(options.run.out / "metrics.jsonl", first_step_ - 1);
   model.decoder->set_recompute(options.mem.recompute ? Recompute::kBlocks : Recompute::kNone);
+  prepare_recording();
   if (state) {
     optimizer_.restore(state->tensors, state->step);
     batches_.restore(state->meta.at("data").get<DataPosition>());
     trained_tokens_ = state->meta.at("trained_tokens").get<std::int64_t>();
+  }
+}
+
+void SftTrainer::prepare_recording() {
+  const auto device = objective_.decoder.device();
+  if (!device.is_cuda()) return;
+  const auto reason = why_not_recorded(objective_);
+  if (reason.empty()) {
+    recorded_.emplace(objective_, gradients_, [device](const std::function<void()>& work, RecordedWork* beside) {
+      return record_work(device, work, beside);
+    });
+  } else if (launches_bind(objective_, options_.data.seq_len, options_.data.seq_len)) {
+    log_info("launches bind packs of {} tokens, and they are not recorded: {}", options_.data.seq_len, reason);
   }
 }
 
@@ -89,7 +103,8 @@ ExitCode SftTrainer::run() {
     const auto begin = Clock::now();
     const auto lr = learning_rate(schedule_, step);
     const auto packs = batches_.next();
-    const auto stats = train_step(objective_, packs, gradients_, optimizer_, step, lr, options_.optim.clip_norm);
+    const auto stats = train_step(objective_, packs, gradients_, optimizer_, step, lr, options_.optim.clip_norm,
+                                  recorded_ ? &*recorded_ : nullptr);
     finish_step(step, lr, stats, training_operations(objective_, packs), seconds_since(begin));
     const bool stopping = step < schedule_.total_steps && stop_wanted(stop);
     if (stopping || due(step, options_.ckpt.interval, schedule_.total_steps)) {

@@ -16,6 +16,7 @@
 #include "sluice/models/family.h"
 #include "sluice/train/adamw.h"
 #include "sluice/train/options.h"
+#include "sluice/train/recorded_packs.h"
 #include "sluice/train/setup.h"
 #include "sluice/train/step.h"
 
@@ -39,6 +40,7 @@ class SftTrainer {
  private:
   void finish_step(std::int64_t step, double lr, const StepStats& stats, double operations, double step_s);
   void save(std::int64_t step, bool last);
+  void prepare_recording();
 
   bool stop_wanted(const StopSignals& signals) const;
 
@@ -52,6 +54,7 @@ class SftTrainer {
   std::vector<Parameter*> parameters_;
   GradientSum gradients_;
   AdamW optimizer_;
+  std::optional<RecordedPacks> recorded_;  // none: packs are not recorded
   Schedule schedule_;
   std::int64_t first_step_;
   std::int64_t trained_tokens_ = 0;  // since the run began

@@ -7,6 +7,7 @@
 #include "sluice/layers/experts.h"
 #include "sluice/layers/vocabulary.h"
 #include "sluice/parallel/collectives.h"
+#include "sluice/train/recorded_packs.h"
 #include "sluice/train/update.h"
 
 namespace sluice {
@@ -108,11 +109,21 @@ Tensor pack_loss(const Objective& objective, std::span<const PackedBatch> packs,
 }  // namespace
 
 StepStats train_step(const Objective& objective, const std::vector<PackedBatch>& packs, GradientSum& gradients,
-                     AdamW& optimizer, std::int64_t step, double lr, double clip_norm) {
+                     AdamW& optimizer, std::int64_t step, double lr, double clip_norm, RecordedPacks* recorded) {
   Sums sums(packs, objective.decoder.device());
   if (sums.weight == 0 || (objective.mtp_only && sums.next_weight == 0)) return {};
-  const auto norm = update(packs.size(), [&](std::size_t i) { return pack_loss(objective, packs, i, sums); }, gradients,
-                           optimizer, {.step = step, .lr = lr, .clip_norm = clip_norm, .adapters = objective.adapters});
+  const auto add_pack = [&](std::size_t i, bool last) {
+    if (const auto added = recorded != nullptr ? recorded->add(packs[i], sums.weight) : std::nullopt) {
+      sums.loss += added->loss;
+      sums.correct += added->right;
+      return added->loss;
+    }
+    const auto loss = pack_loss(objective, packs, i, sums);
+    gradients.add(loss, last);
+    return loss.detach();
+  };
+  const auto norm = update(packs.size(), add_pack, gradients, optimizer,
+                           {.step = step, .lr = lr, .clip_norm = clip_norm, .adapters = objective.adapters});
   const auto [losses, grad_norm] = sums.read(norm, objective.decoder.mesh());
   const StepStats stats{losses, grad_norm};
   check_finite(stats.loss + stats.router_aux_loss + stats.mtp_loss, stats.grad_norm, gradients, step);

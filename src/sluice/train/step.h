@@ -37,11 +37,15 @@ struct StepStats : LossStats {
   double grad_norm = 0;  // before clipping
 };
 
+class RecordedPacks;  // train/recorded_packs.h
+
 // Sums the gradients of all packs, divided by the weight of all trained tokens together, clips their norm to
 // `clip_norm` (0: not at all) and updates. A step without a trained token has loss 0 and changes nothing. NaN error,
 // before anything is updated, if loss or gradients are not finite; it names the step and the first bad tensor.
+// `recorded`, of the same objective and gradients, takes the packs that it wants.
 StepStats train_step(const Objective& objective, const std::vector<PackedBatch>& packs, GradientSum& gradients,
-                     AdamW& optimizer, std::int64_t step, double lr, double clip_norm);
+                     AdamW& optimizer, std::int64_t step, double lr, double clip_norm,
+                     RecordedPacks* recorded = nullptr);
 
 // The part of a step before its update: forward and backward of every pack, their gradients added to `gradients`. It
 // reads no value, so tensors of the meta device will do.

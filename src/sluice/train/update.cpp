@@ -26,16 +26,14 @@ std::vector<std::size_t> own_packs(std::size_t packs, const Mesh& mesh) {
   return own;
 }
 
-Tensor update(std::size_t packs, const std::function<Tensor(std::size_t)>& loss, GradientSum& gradients,
-              AdamW& optimizer, const UpdateSettings& settings) {
+Tensor update(std::size_t packs, const AddPack& add_pack, GradientSum& gradients, AdamW& optimizer,
+              const UpdateSettings& settings) {
   const auto& mesh = gradients.mesh();
   Tensor sum;
   const auto own = own_packs(packs, mesh);
   for (const auto i : own) {
     if (settings.adapters) settings.adapters->pass = (static_cast<std::uint64_t>(settings.step) << 24) + i;
-    const auto part = loss(i);
-    gradients.add(part, /*last=*/i == own.back());
-    const auto value = part.detach().to(kDouble);
+    const auto value = add_pack(i, /*last=*/i == own.back()).to(kDouble);
     sum = sum.defined() ? sum + value : value;
   }
   if (settings.adapters) settings.adapters->pass.reset();

@@ -20,7 +20,9 @@ class RecordedWork {
 };
 
 // Calls work() twice: once as it is, so that libraries are ready, then recording, when nothing is computed. The host
-// must not wait for the device in it. `device` is a GPU.
-std::unique_ptr<RecordedWork> record_work(at::Device device, const std::function<void()>& work);
+// must not wait for the device in it. `device` is a GPU. Work that leaves no tensor of its own behind may share its
+// memory with such work `beside` it: they are replayed one after the other.
+std::unique_ptr<RecordedWork> record_work(at::Device device, const std::function<void()>& work,
+                                          RecordedWork* beside = nullptr);
 
 }  // namespace sluice
