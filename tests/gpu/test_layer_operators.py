@@ -236,3 +236,16 @@ def test_cached_states(lengths, slots, key_heads, value_heads):
     assert (got_states - want_states).norm() <= 2e-6 * want_states.norm()
     assert torch.equal(got_states[others], recurrent[others].double())
     assert torch.equal(got, again[0]) and torch.equal(got_states, again[1])
+
+
+def test_the_delta_rule_does_not_finish_what_it_did_not_begin():
+    dim, ops = 128, torch.ops.sluice
+    q, k, v, grad_out = (torch.randn(70, 2, dim, device="cuda").bfloat16() for _ in range(4))
+    inputs = (grad_out, q, k, v, -torch.rand(70, 2, device="cuda"), torch.rand(70, 2, device="cuda"), cu_seqlens([70]).cuda(),
+              None, dim**-0.5, True)
+    begin, finish = ops.gated_delta_rule_backward.begin, ops.gated_delta_rule_backward.finish
+    _, (workspace, grad_v) = begin(*inputs, True)
+    for kept, said in (([], "one or two tensors"), ([workspace.view(torch.int8), grad_v], r"kept\[0\] must be .* Byte"),
+                       ([workspace, grad_v.float()], r"kept\[1\] must be .* BFloat16")):
+        with pytest.raises(RuntimeError, match=said):
+            finish(kept, None, *inputs, *(torch.empty_like(x) for x in (q, k, v)))

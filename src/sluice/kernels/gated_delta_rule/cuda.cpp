@@ -280,11 +280,15 @@ std::tuple<Tensor, Tensor> finish_backward_cuda(at::TensorList kept, Optional gr
       make_backward(grad_out, grad_final_state, q, k, v, g, beta, cu_seqlens, initial_state, scale, qk_l2norm);
   const auto result = set_gradients(pass, grad_q, grad_k, grad_v);
   const auto bytes = static_cast<std::int64_t>(gated_delta_rule_backward_steps_bytes(pass.params.forward));
-  SLUICE_CHECK(!kept.empty() && kept[0].numel() == bytes && kept[0].device() == q.device(),
-               "gated_delta_rule_backward.finish: kept must be what gated_delta_rule_backward.begin gave for these "
-               "inputs");
-  pass.params.forward.workspace = kept[0].mutable_data_ptr();
   const bool from_zero = kept.size() == 2;
+  SLUICE_CHECK(kept.size() == 1 || from_zero,
+               "gated_delta_rule_backward.finish: kept must be the one or two tensors of "
+               "gated_delta_rule_backward.begin; got {}",
+               kept.size());
+  check_shape("kept[0]", kept[0], {bytes}, at::kByte, q);
+  if (from_zero) check_shape("kept[1]", kept[1], v.sizes(), kBFloat16, q);
+  pass.workspace = kept[0].contiguous();
+  pass.params.forward.workspace = pass.workspace.mutable_data_ptr();
   if (from_zero) launch_step(pass, BackwardStep::kStates);
   if (from_zero && !grad_final_state) {
     grad_v.view(at::kComplexDouble).copy_(kept[1].view(at::kComplexDouble));  // 16 bytes a thread

@@ -173,11 +173,26 @@ std::tuple<Tensor, std::vector<Tensor>> begin_backward(const Tensor& grad_out, c
   return {dstate, {dq, dk, dv, dg, dbeta}};
 }
 
+// That what begin_backward() kept are the gradients of these inputs, or nothing.
+void check_kept(at::TensorList kept, const std::vector<std::pair<const char*, Tensor>>& inputs) {
+  constexpr auto op = "gated_delta_rule_backward.finish";
+  SLUICE_CHECK(kept.empty() || kept.size() == inputs.size(),
+               "{}: kept must be what gated_delta_rule_backward.begin gave, no tensor or {}; got {}", op, inputs.size(),
+               kept.size());
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const auto& [name, input] = inputs[i];
+    SLUICE_CHECK(kept[i].sizes() == input.sizes() && kept[i].scalar_type() == input.scalar_type(),
+                 "{}: kept[{}] must be the gradient of {}, {}; got {}", op, i, name, describe(input),
+                 describe(kept[i]));
+  }
+}
+
 std::tuple<Tensor, Tensor> finish_backward(at::TensorList kept, Optional grad_final_state, const Tensor& grad_out,
                                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                                            const Tensor& beta, const Tensor& cu_seqlens, Optional initial_state,
                                            double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
                                            Tensor& grad_v) {
+  check_kept(kept, {{"q", q}, {"k", k}, {"v", v}, {"g", g}, {"beta", beta}});
   if (!kept.empty() && !grad_final_state) {
     grad_q.copy_(kept[0]);
     grad_k.copy_(kept[1]);

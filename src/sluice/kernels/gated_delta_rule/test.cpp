@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "sluice/core/error.h"
+#include "sluice/kernels/common/operator.h"
 #include "sluice/kernels/common/testing.h"
 #include "sluice/kernels/gated_delta_rule/cases.h"
 #include "sluice/kernels/gated_delta_rule/gated_delta_rule.h"
 
 namespace sluice {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr const char* kInputs[] = {"q", "k", "v", "g", "beta", "initial_state"};
 
@@ -294,6 +298,41 @@ TEST(GatedDeltaRule, RefusesWhatItCannotMean) {
   expect_error("Hv a multiple of Hk", [&] {
     gated_delta_rule(x[0], x[1], x[2].narrow(1, 0, 3), x[3], x[4], p.cu_seqlens, std::nullopt, 1, true);
   });
+}
+
+// What the first step of the backward pass kept comes back through the dispatcher, so it may be anything.
+TEST(GatedDeltaRule, RefusesToFinishWhatItDidNotBegin) {
+  using Begin = std::tuple<Tensor, std::vector<Tensor>>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                        const Tensor&, const Tensor&, const Tensor&,
+                                                        const std::optional<Tensor>&, double, bool, bool);
+  using Finish = std::tuple<Tensor, Tensor>(at::TensorList, const std::optional<Tensor>&, const Tensor&, const Tensor&,
+                                            const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                            const std::optional<Tensor>&, double, bool, Tensor&, Tensor&, Tensor&);
+  const auto p = draw({"errors", {8}, 2, 4, 8, 8});
+  const auto& x = p.inputs;
+  const auto& grad_out = p.weights[0];
+  const auto good = std::get<1>(
+      registered_operator<Begin>("sluice::gated_delta_rule_backward", "begin")
+          .call(grad_out, x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, std::nullopt, p.scale, true, /*from_zero=*/true));
+  const auto message_of = [&](const std::vector<Tensor>& kept) -> std::string {
+    auto dq = at::empty_like(x[0]), dk = at::empty_like(x[1]), dv = at::empty_like(x[2]);
+    try {
+      registered_operator<Finish>("sluice::gated_delta_rule_backward", "finish")
+          .call(kept, std::nullopt, grad_out, x[0], x[1], x[2], x[3], x[4], p.cu_seqlens, std::nullopt, p.scale, true,
+                dq, dk, dv);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message_of(good), "");
+  EXPECT_THAT(message_of({good[0]}), HasSubstr("no tensor or 5; got 1"));
+  auto kept = good;
+  kept[0] = good[0].to(kFloat);
+  EXPECT_THAT(message_of(kept), HasSubstr("kept[0] must be the gradient of q, [8, 2, 8] Double; got [8, 2, 8] Float"));
+  kept = good;
+  kept[4] = good[4][0];  // would be spread over all tokens
+  EXPECT_THAT(message_of(kept), HasSubstr("kept[4] must be the gradient of beta, [8, 4] Double; got [4] Double"));
 }
 
 // What begins in the slots' states and is left there is what comes and goes by argument otherwise, bit for bit; other
