@@ -90,7 +90,7 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const bool sparse = std::ranges::any_of(spans, [&](const Span& s) { return (s.past + s.length) / c > top_k; });
   auto* record = context.replay.key_blocks;
   if (!sparse && record != nullptr && !record->takes()) {  // all blocks: nothing that another pass could do otherwise
-    record->follow(at::full({x.size(0), top_k}, -1, x.options().dtype(kInt)), /*options=*/0, context);
+    record->keep(at::full({x.size(0), top_k}, -1, x.options().dtype(kInt)), context);
   }
   if (!sparse && cache == nullptr) return std::nullopt;
 
@@ -144,7 +144,9 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const auto live =
       block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
                   int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
-  return record == nullptr ? live : record->follow(live, *std::ranges::max_element(used) / c, context);
+  if (record == nullptr) return live;
+  const auto complete = (context.pack.positions.narrow(0, first, x.size(0)) + 1).floor_divide(c);  // blocks it sees
+  return record->follow(live, complete.unsqueeze(1), context);
 }
 
 std::unique_ptr<MixerState> BlockIndexer::new_state(std::int64_t slots, std::int64_t capacity,

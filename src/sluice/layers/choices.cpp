@@ -1,13 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/choices.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <span>
 
 #include "sluice/core/error.h"
 
 namespace sluice {
+namespace {
 
-Tensor ChoiceRecord::take(const Tensor& live, std::int64_t options, const ForwardContext& context) {
+// "[0, 3, -1]"
+std::string row_text(const Tensor& row) {
+  const auto values = row.to(at::kCPU, kLong).contiguous();
+  return fmt::format("[{}]", fmt::join(std::span(values.const_data_ptr<std::int64_t>(), values.numel()), ", "));
+}
+
+}  // namespace
+
+Tensor ChoiceRecord::take(const Tensor& live, const Tensor& options, const ForwardContext& context) {
   const auto at = std::ranges::find(taken_.blocks, context.block);
   SLUICE_CHECK(at != taken_.blocks.end(), "replay: block {} chooses, and no choice of it was kept", context.block);
   const auto known = taken_.chosen.select(1, at - taken_.blocks.begin())
@@ -22,20 +34,31 @@ Tensor ChoiceRecord::take(const Tensor& live, std::int64_t options, const Forwar
   const auto unfit = (((known >= 0) != (live >= 0)).any(1) | twice.any(1) | (known >= options).any(1)) & is_known;
   const auto counts = at::stack({is_known.sum(), differs.sum(), unfit.sum()}).cpu();
   const auto* count = counts.const_data_ptr<std::int64_t>();
-  SLUICE_CHECK(count[2] == 0, "replay: block {}: {} of {} tokens have what is no choice of {} among {}", context.block,
-               count[2], count[0], live.size(1), options);
+  if (count[2] > 0) {
+    const auto first = unfit.nonzero()[0].item<std::int64_t>();
+    fail(
+        ExitCode::kRuntime,
+        "replay: block {}: {} of {} tokens have what is no choice of {}; the first, token {} of the pack, has {} of {} "
+        "options, and would choose {} now",
+        context.block, count[2], count[0], live.size(1), context.first_token + first, row_text(known[first]),
+        options.expand({live.size(0), 1})[first].item<std::int64_t>(), row_text(live[first]));
+  }
   rows_ += count[0];
   differing_ += count[1];
   return at::where(is_known.unsqueeze(1), known, live);
 }
 
-Tensor ChoiceRecord::follow(const Tensor& live, std::int64_t options, const ForwardContext& context) {
+Tensor ChoiceRecord::follow(const Tensor& live, const Tensor& options, const ForwardContext& context) {
   if (takes()) return take(live, options, context);
+  keep(live, context);
+  return live;
+}
+
+void ChoiceRecord::keep(const Tensor& live, const ForwardContext& context) {
   const auto block = static_cast<std::size_t>(context.block);
   kept_.resize(std::max(kept_.size(), block + 1));
   const auto own = live.to(at::kShort);
   kept_[block] = context.first_token == 0 ? own : at::cat({kept_[block], own});
-  return live;
 }
 
 Choices ChoiceRecord::kept() const {

@@ -3,6 +3,7 @@
 // every family, and a difference between the weights of the two shows. Replayed choices are those of sampling.
 #include "sluice/rl/rollout.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -17,6 +18,9 @@
 
 namespace sluice {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // A float32 log-probability of size 10 is rounded to 1e-6; hidden states of decoding and of a whole pack differ by
 // 2e-6 (docs/design.md), and so do logits of size 10.
@@ -283,6 +287,30 @@ TEST(IndexReplay, AttendsToTheBlocksThatAreGiven) {
     norms.push_back(update.grad_norm);
   }
   EXPECT_NEAR(norms[0], norms[1], 1e-6 * norms[0]);
+}
+
+// Token 70 sees 71 tokens, so the complete blocks 0 to 16; its sequence has 32.
+TEST(IndexReplay, RefusesABlockInATokensFuture) {
+  const auto model = tiny_model("qwen3_8_flash_next-tiny");
+  const auto prompts = random_prompts({90});
+  Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 130});
+  const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
+  auto responses = sample(engine, prompts, 1, 40, 0, /*keep_choices=*/true);
+  const auto with_last_block = [&](std::int64_t block) -> std::string {
+    auto& chosen = responses[0].key_blocks.chosen;
+    chosen = chosen.clone();
+    auto row = chosen[70][0];
+    row.copy_(at::arange(row.size(0)));
+    row[row.size(0) - 1].fill_(block);
+    try {
+      drift(policy, responses);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(with_last_block(16), "");
+  EXPECT_THAT(with_last_block(17), AllOf(HasSubstr("replay: block 3: 1 of "), HasSubstr("14, 17] of 17 options")));
 }
 
 // In bfloat16 decoding and whole packs round differently, and blocks near a tie may change places.
