@@ -118,7 +118,7 @@ void Engine::submit(GenerationRequest request) {
                 decoder_.vocab_size() - 1);
     }
   }
-  if (continue_kept(request)) return;
+  if (const auto slot = longest_kept(request)) return continue_kept(*slot, std::move(request));
   std::shared_ptr<SharedPrompt> shared;
   if (!waiting_.empty()) {
     auto& last = waiting_.back();
@@ -131,26 +131,29 @@ void Engine::submit(GenerationRequest request) {
   waiting_.push_back({std::move(request), std::move(shared)});
 }
 
-// Lets a request go on from a kept sequence that its prompt continues. False: there is none.
-bool Engine::continue_kept(GenerationRequest& request) {
+// The slot of the longest kept sequence that a request's prompt goes on behind; none: there is none.
+std::optional<std::size_t> Engine::longest_kept(const GenerationRequest& request) const {
+  std::optional<std::size_t> longest;
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (!kept_[slot]) continue;
+    if (!kept_[slot] || (longest && kept_[slot]->cached <= kept_[*longest]->cached)) continue;
     const auto known = std::span(kept_[slot]->tokens).first(static_cast<std::size_t>(kept_[slot]->cached));
     const auto& before = kept_[slot]->request;
-    if (request.prompt.size() <= known.size() ||
-        !std::ranges::equal(known, std::span(request.prompt).first(known.size())) ||
-        before.keep_experts != request.keep_experts || before.keep_key_blocks != request.keep_key_blocks) {
-      continue;
+    if (request.prompt.size() > known.size() &&
+        std::ranges::equal(known, std::span(request.prompt).first(known.size())) &&
+        before.keep_experts == request.keep_experts && before.keep_key_blocks == request.keep_key_blocks) {
+      longest = slot;
     }
-    auto sequence = std::make_unique<Sequence>(Waiting{.request = std::move(request), .shared = nullptr}, tokenizer_);
-    sequence->cached = kept_[slot]->cached;
-    sequence->experts = std::move(kept_[slot]->experts);
-    sequence->key_blocks = std::move(kept_[slot]->key_blocks);
-    kept_[slot].reset();
-    slots_[slot] = std::move(sequence);
-    return true;
   }
-  return false;
+  return longest;
+}
+
+void Engine::continue_kept(std::size_t slot, GenerationRequest request) {
+  const auto before = std::move(kept_[slot]);
+  auto sequence = std::make_unique<Sequence>(Waiting{.request = std::move(request), .shared = nullptr}, tokenizer_);
+  sequence->cached = before->cached;
+  sequence->experts = std::move(before->experts);
+  sequence->key_blocks = std::move(before->key_blocks);
+  slots_[slot] = std::move(sequence);
 }
 
 // Gives free slots to waiting requests, those that keep a state last.

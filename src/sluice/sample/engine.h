@@ -43,7 +43,8 @@ struct GenerationRequest {
   std::vector<std::string> stop;  // texts that end the answer
   bool keep_experts = false, keep_key_blocks = false;
   // After the answer its slot keeps what it holds until another sequence needs the slot. A request whose prompt goes on
-  // behind prompt and answer of such a one takes that slot, and only the rest of its prompt goes through the model.
+  // behind prompt and answer of such a one takes that slot, the longest one's, and only the rest of its prompt goes
+  // through the model.
   bool keep_state = false;
   std::function<void(std::string_view piece)>
       on_text;                                       // may be empty; whole UTF-8 characters, joined they are the text
@@ -97,7 +98,8 @@ class Engine {
     return std::ranges::all_of(slots_, [](const auto& slot) { return slot == nullptr; });
   }
   bool records_steps() const { return decoder_.device().is_cuda() && decoder_.is_recordable(); }
-  bool continue_kept(GenerationRequest& request);
+  std::optional<std::size_t> longest_kept(const GenerationRequest& request) const;
+  void continue_kept(std::size_t slot, GenerationRequest request);
   void admit();
   StepPlan plan() const;
   Tensor forward(const StepPlan& plan, const Replay& replay);

@@ -292,48 +292,79 @@ TEST(Engine, AGroupCostsOnePrompt) {
 }
 
 // What a sequence that is over left in its slot: the sequence that goes on behind it finds all but the new tokens
-// there, and takes those alone through the model.
+// there, and takes those alone through the model. Two go on at once, each from its own. Each history has more than the
+// 20 tokens that go into a step; nine answered tokens need nine steps.
 TEST(Engine, ASequenceGoesOnFromAKeptStateInEveryFamily) {
   for (const auto& [preset, config] : tiny_configs()) {
     const auto model = tiny_model(1024, preset);
-    const EngineSizes sizes{.slots = 4, .capacity = 140, .tokens_per_step = 20};
-    Engine kept(*model.decoder, tokenizer(), {}, sizes), afresh(*model.decoder, tokenizer(), {}, sizes);
-    for (std::uint64_t i = 0; i < 2; ++i) {  // the first one's state is kept beside the second's
-      SCOPED_TRACE(fmt::format("{}: episode {}", preset, i));
-      auto history = random_ids(30 + 20 * i, 7 + i);
-      for (std::uint64_t turn = 0; turn < 3; ++turn) {
-        const auto take_turn = [&](Engine& engine, bool keep_state) {
-          auto one = request(history, 9, {.seed = 5, .sequence = i, .drawn = 9 * turn});
-          one.keep_experts = one.keep_key_blocks = true;
-          one.keep_state = keep_state;
-          Completion completion;
-          one.on_finish = [&](const Completion& c) { completion = c; };
-          engine.submit(std::move(one));
-          std::int64_t steps = 0;
-          while (engine.step()) ++steps;
-          return std::pair(completion, steps);
+    Engine engine(*model.decoder, tokenizer(), {}, {.slots = 4, .capacity = 140, .tokens_per_step = 20});
+    std::vector<GenerationRequest> requests;
+    std::vector<Completion> answers;
+    std::vector histories{random_ids(30, 7), random_ids(50, 8)};
+    for (std::uint64_t turn = 0; turn < 3; ++turn) {
+      answers.resize(answers.size() + histories.size());
+      for (std::uint64_t i = 0; i < histories.size(); ++i) {
+        auto one = request(histories[i], 9, {.seed = 5, .sequence = i, .drawn = 9 * turn});
+        one.keep_experts = one.keep_key_blocks = true;
+        requests.push_back(one);
+        one.keep_state = true;
+        one.on_finish = [&answers, place = requests.size() - 1](const Completion& c) { answers[place] = c; };
+        engine.submit(std::move(one));
+      }
+      std::int64_t steps = 0;
+      while (engine.step()) ++steps;
+      if (turn > 0) {
+        EXPECT_EQ(steps, 9) << preset;
+      }
+      for (std::uint64_t i = 0; i < histories.size(); ++i) {
+        for (const auto& more : {answers[histories.size() * turn + i].tokens, random_ids(6, 100 + turn)}) {
+          histories[i].insert(histories[i].end(), more.begin(), more.end());
+        }
+      }
+    }
+    const auto afresh = generate(requests, {.slots = 6, .capacity = 140}, {}, *model.decoder);
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+      SCOPED_TRACE(fmt::format("{}: request {}", preset, i));
+      ASSERT_EQ(answers[i].tokens, afresh[i].tokens);
+      for (std::size_t t = 0; t < answers[i].tokens.size(); ++t) {
+        EXPECT_NEAR(answers[i].logprobs[t], afresh[i].logprobs[t], kTolerance);
+      }
+      for (const auto kind : {&Completion::experts, &Completion::key_blocks}) {
+        const auto rows = [&](const Completion& c) {
+          return (c.*kind).chosen.defined() ? (c.*kind).chosen.size(0) : 0;
         };
-        const auto [got, steps] = take_turn(kept, true);
-        const auto [wanted, all_steps] = take_turn(afresh, false);
-        ASSERT_EQ(got.tokens, wanted.tokens);
-        for (std::size_t t = 0; t < got.tokens.size(); ++t) {
-          EXPECT_NEAR(got.logprobs[t], wanted.logprobs[t], kTolerance);
-        }
-        for (const auto kind : {&Completion::experts, &Completion::key_blocks}) {
-          const auto rows = [&](const Completion& c) {
-            return (c.*kind).chosen.defined() ? (c.*kind).chosen.size(0) : 0;
-          };
-          EXPECT_EQ(rows(got), rows(wanted));
-        }
-        // Nine tokens need nine steps; 20 tokens of a prompt go into one of them and a step more for each 20 others.
-        EXPECT_EQ(all_steps, 8 + (std::ssize(history) + 19) / 20);
-        EXPECT_EQ(steps, turn == 0 ? all_steps : 9);
-        history.insert(history.end(), got.tokens.begin(), got.tokens.end());
-        const auto observation = random_ids(6, 100 + turn);
-        history.insert(history.end(), observation.begin(), observation.end());
+        EXPECT_EQ(rows(answers[i]), rows(afresh[i]));
       }
     }
   }
+}
+
+// Of two kept states that a prompt goes on behind, the one in the second slot holds more of it. The 56 tokens that the
+// first lacks would be three steps of 20; the 7 that the second lacks are the first of five steps. The first one stays.
+TEST(Engine, ASequenceGoesOnFromTheLongestKeptState) {
+  Engine engine(decoder(), tokenizer(), {}, {.slots = 3, .capacity = 120, .tokens_per_step = 20});
+  const auto after = [](const std::vector<TokenId>& before, std::size_t count, std::uint64_t seed) {
+    auto all = before;
+    for (const auto& more : {greedy_by_hand(before, 5), random_ids(count, seed)}) {
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    return all;
+  };
+  const auto steps_of = [&](const std::vector<std::vector<TokenId>>& prompts) {
+    for (const auto& prompt : prompts) {
+      auto one = request(prompt, 5, kGreedy);
+      one.keep_state = true;
+      one.on_finish = [prompt](const Completion& c) { EXPECT_EQ(c.tokens, greedy_by_hand(prompt, 5)); };
+      engine.submit(std::move(one));
+    }
+    std::int64_t steps = 0;
+    while (engine.step()) ++steps;
+    return steps;
+  };
+  const auto first = random_ids(10, 1), second = after(first, 44, 2);
+  steps_of({first, second});
+  EXPECT_EQ(steps_of({after(second, 6, 3)}), 5);
+  EXPECT_EQ(steps_of({after(first, 6, 4)}), 5);
 }
 
 // A kept state gives way: to a sequence that finds no other slot free, and with sleep(). What goes on behind it begins
