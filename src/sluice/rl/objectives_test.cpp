@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "sluice/rl/advantages.h"
+
 namespace sluice {
 namespace {
 
@@ -124,6 +126,39 @@ TEST(Cispo, WeightsTheLogProbabilityByTheClippedRatio) {
   }
   EXPECT_NEAR(loss.item<double>(), value, 1e-12);
   expect_close(torch::autograd::grad({loss}, {logprobs})[0], gradient, 1e-12);
+}
+
+// Why the loss in the log is near 0: advantages of a group have mean 0, and every ratio of a first update is 1. Not so
+// where a long answer counts for more.
+TEST(PolicyObjective, IsZeroOverAGroupBeforeTheFirstUpdateAndItsGradientIsNot) {
+  const Recorded r;
+  const auto by_answer = group_advantages(std::vector{1.0, 0.0, 0.2}, Advantage::kGroup);
+  const std::vector<std::int64_t> lengths{3, 1, 4};
+  const auto response = at::tensor(r.response, kLong);
+  const auto loss_and_gradient = [&](Aggregation aggregation) {
+    const auto logprobs = tensor(r.logprobs).requires_grad_(), old = tensor(r.logprobs);
+    const auto weights = tensor(response_weights(lengths, aggregation, 10)).index_select(0, response);
+    const auto loss = policy_objective({.logprobs = logprobs,
+                                        .entropy = {},
+                                        .old = old,
+                                        .rollout = old,
+                                        .reference = {},
+                                        .values = {},
+                                        .old_values = {},
+                                        .returns = {},
+                                        .advantages = tensor(by_answer).index_select(0, response),
+                                        .weights = weights,
+                                        .response = response,
+                                        .responses = 3},
+                                       {})
+                          .loss;
+    return std::pair(loss.item<double>(), torch::autograd::grad({loss}, {logprobs})[0]);
+  };
+  const auto [loss, gradient] = loss_and_gradient(Aggregation::kSequenceMean);
+  EXPECT_NEAR(loss, 0, 1e-15);
+  EXPECT_DOUBLE_EQ(gradient[0].item<double>(), -by_answer[0] / 9);
+  EXPECT_NEAR(loss_and_gradient(Aggregation::kTokenMean).first,
+              -(3 * by_answer[0] + by_answer[1] + 4 * by_answer[2]) / 8, 1e-15);
 }
 
 TEST(KlEstimate, HasTheValuesOfItsDefinition) {
