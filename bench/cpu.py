@@ -71,10 +71,11 @@ def ours_decode(model, folder, threads, sequences, length, steps):
 
 
 def ours_load(model, folder, threads):
-    data = folder / "one.jsonl"
+    data, scores = folder / "one.jsonl", folder / "scores.jsonl"
     data.write_text('{"tokens": [0]}\n')
+    scores.unlink(missing_ok=True)
     begin = time.perf_counter()
-    run([SLUICE, "score", "--model", model, "--data", data, "--out", folder / "scores.jsonl", "--dtype", "float32"], threads)
+    run([SLUICE, "score", "--model", model, "--data", data, "--out", scores, "--dtype", "float32"], threads)
     return {"load_s": time.perf_counter() - begin}   # the whole process, its start included
 
 

@@ -250,7 +250,13 @@ def test_faulty_data_is_refused(fault, sound, tmp_path):
 
 
 def test_data_that_is_not_there_is_refused(sound, tmp_path):
-    check_refused(sft(sound, tmp_path / "none.jsonl", tmp_path / "run", "--quiet", check=False), DATA, "none.jsonl", "No such file")
+    none = tmp_path / "none.jsonl"
+    check_refused(sft(sound, none, tmp_path / "run", "--quiet", check=False), DATA, f"--data.path {none}: no such file or folder")
+    (tmp_path / "there.jsonl").write_text('{"text": "one"}')
+    check_refused(sft(sound, tmp_path / "there.jsonl", tmp_path / "run", "--eval.data", none, "--quiet", check=False), DATA,
+                  f"--eval.data {none}: no such file or folder")   # said before the model is read
+    check_refused(run("generate", "--model", tmp_path / "nowhere", "--prompt", "x", check=False), DATA,
+                  f"--model {tmp_path / 'nowhere'}: no such file or folder")
     check_refused(sft(sound, tmp_path, tmp_path / "run", "--quiet", check=False), DATA, str(tmp_path))
 
 
@@ -288,6 +294,7 @@ SFT = ["sft", "--model", "MODEL", "--data.path", "DATA", "--run.out", "OUT"]
 USAGE_FAULTS = {
     "no command": ([], ["--help"]),
     "unknown command": (["stf"], ['"stf"', "did you mean sft?"]),
+    "another program's command": (["trian"], ['"trian"', "did you mean sft (called train elsewhere)?"]),
     "unknown option": ([*SFT, "--optim.learning_rat", "1"], ["--optim.learning_rat", "optim.lr", "learning_rate"]),
     "mistyped option": ([*SFT, "--optim.warmup-step", "1"], ["--optim.warmup-step", "did you mean optim.warmup_steps?"]),
     "mistyped section": ([*SFT, "--optm.lr", "1"], ["--optm.lr", "did you mean optim.lr?"]),
@@ -354,6 +361,33 @@ def test_folders_that_hold_something_are_left_alone(sound, data, tmp_path):
                       ["sft", "--model", sound, "--data.path", data, "--run.out", out, "--train.steps", 1, "--dry-run"]):
         check_refused(run(*arguments, "--quiet", check=False), USAGE, str(out), "not empty")
         assert [path.name for path in out.iterdir()] == ["mine.txt"] and leftovers(tmp_path) == []
+
+
+def test_a_file_that_is_there_is_left_alone(sound, data, tmp_path):
+    (tmp_path / "scores.jsonl").write_text("mine")
+    for more in ([], ["--dry-run"]):
+        check_refused(run("score", "--model", sound, "--data", data, "--out", tmp_path / "scores.jsonl", *more, check=False),
+                      USAGE, "scores.jsonl: exists; name another file or remove it first")
+    assert (tmp_path / "scores.jsonl").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+    check_refused(run("score", "--model", sound, "--data", data, "--out", tmp_path, check=False), USAGE, f"{tmp_path}: exists")
+
+
+def test_the_folder_of_a_run_is_told_from_its_model(sound, data, tmp_path):
+    """Every command that reads a model names the folder to give instead; so do those that read an adapter."""
+    sft(sound, data, tmp_path / "full", "--train.steps", 1)
+    sft(sound, data, tmp_path / "lora", "--train.steps", 1, "--lora.rank", 2)
+    out = tmp_path / "out"
+    for name, words in (("full", f"give the model that the run exported: {tmp_path / 'full' / 'export'}\n"),
+                        ("lora", f"--adapter {tmp_path / 'lora' / 'export'}")):
+        model = tmp_path / name
+        for arguments in (["generate", "--model", model, "--prompt", "x"], ["score", "--model", model, "--data", data, "--out", out],
+                          ["tokenize", "--model", model, "--text", "x"], ["inspect", model], ["plan", model],
+                          ["sft", "--model", model, "--data.path", data, "--run.out", out, "--quiet"],
+                          ["slice", model, "--out", out], ["complete", sound, "--base", model, "--out", out]):
+            check_refused(run(*arguments, check=False), DATA, f"{model}: no ", words)
+    check_refused(run("merge-lora", "--model", sound, "--adapter", tmp_path / "lora", "--out", out, check=False), DATA,
+                  f"give the adapter that the run exported: {tmp_path / 'lora' / 'export'}\n")
+    assert not out.exists()
 
 
 def test_what_is_no_checkpoint_is_refused(sound, data, tmp_path):

@@ -25,9 +25,10 @@ def data(tmp_path_factory):
 
 
 def score(folder, tmp_path, *more):
-    data = write_jsonl(tmp_path / "one.jsonl", [{"tokens": TOKENS}])
-    run("score", "--model", folder, "--data", data, "--out", tmp_path / "scores.jsonl", "--dtype", "float32", *more)
-    return torch.tensor(json.loads((tmp_path / "scores.jsonl").read_text())["logprobs"][1:], dtype=torch.float64)
+    data, out = write_jsonl(tmp_path / "one.jsonl", [{"tokens": TOKENS}]), tmp_path / "scores.jsonl"
+    out.unlink(missing_ok=True)
+    run("score", "--model", folder, "--data", data, "--out", out, "--dtype", "float32", *more)
+    return torch.tensor(json.loads(out.read_text())["logprobs"][1:], dtype=torch.float64)
 
 
 def reference_score(model):

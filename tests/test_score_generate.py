@@ -33,9 +33,10 @@ def sequences(lengths, seed=0):
 
 
 def score(path, records, tmp_path, *more):
-    data = write_jsonl(tmp_path / "in.jsonl", records)
-    run("score", "--model", path, "--data", data, "--out", tmp_path / "out.jsonl", *more)
-    return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    data, out = write_jsonl(tmp_path / "in.jsonl", records), tmp_path / "out.jsonl"
+    out.unlink(missing_ok=True)
+    run("score", "--model", path, "--data", data, "--out", out, *more)
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 def generate(path, prompts, tmp_path, *more):

@@ -102,9 +102,10 @@ def test_less_memory_gives_the_same_bits(saving, model, data, tmp_path):
 
 
 def score(model, records, folder, *more):
-    data = write_jsonl(folder / "in.jsonl", records)
-    run("score", "--model", model, "--data", data, "--out", folder / "out.jsonl", *more)
-    return [x for line in (folder / "out.jsonl").read_text().splitlines() for x in json.loads(line)["logprobs"][1:]]
+    data, out = write_jsonl(folder / "in.jsonl", records), folder / "out.jsonl"
+    out.unlink(missing_ok=True)
+    run("score", "--model", model, "--data", data, "--out", out, *more)
+    return [x for line in out.read_text().splitlines() for x in json.loads(line)["logprobs"][1:]]
 
 
 def test_scores_and_answers_are_the_cpus_within_bfloat16s_noise(model, tmp_path):
@@ -155,9 +156,9 @@ def test_families_with_experts_train_as_on_the_cpu(preset, balance, recorded, da
 
 def test_auto_takes_the_gpu_and_says_so(model, tmp_path):
     data = write_jsonl(tmp_path / "in.jsonl", [{"tokens": [5, 6, 7]}])
-    arguments = ["score", "--model", model, "--data", data, "--out", tmp_path / "out.jsonl"]
-    assert f"device: {torch.cuda.get_device_name()}" in run(*arguments).stderr
-    said = run(*arguments, "--dtype", "float32").stderr
+    arguments = ["score", "--model", model, "--data", data, "--out"]
+    assert f"device: {torch.cuda.get_device_name()}" in run(*arguments, tmp_path / "gpu.jsonl").stderr
+    said = run(*arguments, tmp_path / "cpu.jsonl", "--dtype", "float32").stderr
     assert "device: the CPU, not the GPU" in said and "bfloat16" in said
 
 

@@ -346,7 +346,12 @@ LoraSettings load_adapter(const fs::path& folder, const std::vector<Parameter*>&
                           at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   if (!fs::exists(folder / kAdapterConfig)) {
-    fail_data("{}: no {}; is it the folder of an adapter?", folder.string(), kAdapterConfig);
+    const auto exported = folder / kExportFolder;
+    fail_data("{}: no {}; {}", folder.string(), kAdapterConfig,
+              fs::exists(exported / kAdapterConfig)
+                  ? fmt::format("it is the folder of a training run; give the adapter that the run exported: {}",
+                                exported.string())
+                  : "is it the folder of an adapter?");
   }
   const auto config = read_config(folder / kAdapterConfig);
   const auto file = std::make_shared<const SafetensorsFile>(folder / kAdapterWeights);

@@ -14,6 +14,7 @@
 #include "sluice/core/files.h"
 #include "sluice/core/log.h"
 #include "sluice/formats/json.h"
+#include "sluice/formats/model_folder.h"
 #include "sluice/formats/safetensors.h"
 #include "sluice/parallel/world.h"
 
@@ -23,13 +24,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::string_view kMetaFile = "meta.json";
 constexpr std::string_view kStepPrefix = "step_";
 constexpr std::string_view kLatestLink = "latest";
 constexpr std::string_view kExtension = ".safetensors";
 constexpr std::uint64_t kMaxMetaBytes = 64'000'000;
 
-fs::path checkpoints_of(const fs::path& run) { return run / "checkpoints"; }
+fs::path checkpoints_of(const fs::path& run) { return run / kCheckpointsFolder; }
 
 std::string folder_name(std::int64_t step) { return fmt::format("{}{}", kStepPrefix, step); }
 

@@ -6,6 +6,7 @@
 #include "sluice/checkpoint/export.h"
 #include "sluice/checkpoint/load.h"
 #include "sluice/core/error.h"
+#include "sluice/core/files.h"
 #include "sluice/core/log.h"
 #include "sluice/formats/model_folder.h"
 #include "sluice/models/family.h"
@@ -35,6 +36,7 @@ void check_same_aside(const ModelFolder& folder, const std::vector<MappedTensor>
 }  // namespace
 
 ExitCode run_complete(const CompleteOptions& options, const Invocation& invocation) {
+  check_new_folder(options.out);
   const ModelFolder folder(options.folder), base(options.base);
   const BuildOptions build{.mtp = has_mtp(folder)};
   const auto own = build_model(folder.config(), (folder.path() / kConfigFile).string(), build);

@@ -17,7 +17,7 @@ struct CompleteOptions {
   double max_shard_gb = 5;
   void describe(OptionList& option) {
     option("folder", folder, "the folder that lacks something", {.required = true, .positional = true});
-    option("base", base, "the folder that has it all", {.alias = "model", .required = true});
+    option("base", base, "the folder that has it all", {.alias = "model", .required = true, .input = true});
     option("out", out, "folder to make", {.required = true});
     option("max_shard_gb", max_shard_gb, "largest weights file",
            {.unit = "GB", .synonyms = {"max_shard_size"}, .min = 1e-6});

@@ -8,6 +8,7 @@
 #include "sluice/checkpoint/load.h"
 #include "sluice/checkpoint/training_checkpoint.h"
 #include "sluice/core/error.h"
+#include "sluice/core/files.h"
 #include "sluice/core/log.h"
 #include "sluice/formats/model_folder.h"
 #include "sluice/models/family.h"
@@ -17,7 +18,7 @@ namespace sluice {
 namespace {
 
 std::filesystem::path find_checkpoint(const std::filesystem::path& given) {
-  if (std::filesystem::exists(given / "meta.json")) return given;
+  if (std::filesystem::exists(given / kMetaFile)) return given;
   if (const auto latest = find_latest(given)) return *latest;
   fail_data(
       "{}: neither a checkpoint (no meta.json), nor a run folder with one (no checkpoints/step_N), nor a model folder "
@@ -117,6 +118,7 @@ ExitCode export_folder(const ExportCommandOptions& options, const Invocation& in
 }  // namespace
 
 ExitCode run_export(const ExportCommandOptions& options, const Invocation& invocation) {
+  check_new_folder(options.out);
   if (std::filesystem::exists(options.checkpoint / kConfigFile)) return export_folder(options, invocation);
   const auto checkpoint = find_checkpoint(options.checkpoint);
   const auto state = read_checkpoint(checkpoint);

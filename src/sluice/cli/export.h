@@ -21,7 +21,8 @@ struct ExportCommandOptions {
     option("checkpoint", checkpoint, "RUN/checkpoints/step_N, RUN for its newest one, or a model folder",
            {.required = true, .positional = true});
     option("out", out, "folder to make", {.required = true});
-    option("base", base, "model folder that the run began with; empty: the one that the run names", {.alias = "model"});
+    option("base", base, "model folder that the run began with; empty: the one that the run names",
+           {.alias = "model", .input = true});
     option("dtype", dtype,
            "source: as the base has each tensor, its FP8 in bfloat16; fp8: projections in e4m3, a scale for each block "
            "of 128 x 128",

@@ -17,7 +17,7 @@ struct FlopsOptions {
   std::int64_t seq_len = 4096;
   void describe(OptionList& option) {
     option("preset", preset, "a configuration that comes with the program; `sluice init --preset list` names them");
-    option("config", config, "a model's config.json instead");
+    option("config", config, "a model's config.json instead", {.input = true});
     option("seq_len", seq_len, "length of the sequences: attention grows with it", {.unit = "tokens", .min = 1});
   }
 };

@@ -36,14 +36,15 @@ struct GenerateOptions {
   bool json = false;
   void describe(OptionList& option) {
     option("model", model, "model");
-    option("adapter", adapter, "LoRA adapter in PEFT's form that the model is given", {.synonyms = {"lora", "peft"}});
+    option("adapter", adapter, "LoRA adapter in PEFT's form that the model is given",
+           {.synonyms = {"lora", "peft"}, .input = true});
     option("prompt", prompt, "what to continue", {.repeated = true});
-    option("data", data, "JSONL with prompt (a string or messages), messages or tokens in each line");
+    option("data", data, "JSONL with prompt (a string or messages), messages or tokens in each line", {.input = true});
     option("chat", chat, "a prompt is a user's message, put into the chat template; otherwise plain text");
     option("system", system, "system message before each chat that begins without one");
     option("thinking", thinking, "reasoning before the answer, where the template knows it; none: its default",
            {.synonyms = {"enable_thinking"}});
-    option("chat_template", chat_template, "template file instead of the model folder's own");
+    option("chat_template", chat_template, "template file instead of the model folder's own", {.input = true});
     option("max_tokens", max_tokens, "most tokens of an answer",
            {.unit = "tokens", .synonyms = {"max_new_tokens"}, .min = 1});
     option("temperature", temperature, "0: the most probable token each time", {.min = 0});

@@ -8,6 +8,7 @@
 #include "sluice/checkpoint/export.h"
 #include "sluice/cli/model_source.h"
 #include "sluice/core/error.h"
+#include "sluice/core/files.h"
 #include "sluice/core/log.h"
 #include "sluice/formats/model_folder.h"
 #include "sluice/models/family.h"
@@ -31,9 +32,7 @@ ExitCode run_init(const InitOptions& options, const Invocation& invocation) {
     return ExitCode::kDone;
   }
   if (options.out.empty()) fail_usage("init: --out is missing: the folder to make");
-  if (std::filesystem::exists(options.out) && !std::filesystem::is_empty(options.out)) {
-    fail_usage("{}: exists and is not empty; name another folder or remove it first", options.out.string());
-  }
+  check_new_folder(options.out);
   if (options.tokenizer && !std::filesystem::exists(*options.tokenizer / "tokenizer.json")) {
     fail_usage("init: --tokenizer {}: no tokenizer.json there; name the folder that holds it",
                options.tokenizer->string());

@@ -19,8 +19,8 @@ struct InitOptions {
   bool mtp = false;
   void describe(OptionList& option) {
     option("preset", preset, "a configuration that comes with the program; `sluice init --preset list` names them");
-    option("config", config, "a config.json to follow instead");
-    option("tokenizer", tokenizer, "folder whose tokenizer and chat template files are copied along");
+    option("config", config, "a config.json to follow instead", {.input = true});
+    option("tokenizer", tokenizer, "folder whose tokenizer and chat template files are copied along", {.input = true});
     option("out", out, "folder to make");
     option("seed", seed, "seed of the weights", {.min = 0});
     option("mtp", mtp, "with a multi-token prediction block");

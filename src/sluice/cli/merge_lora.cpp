@@ -4,12 +4,14 @@
 #include "sluice/checkpoint/adapter.h"
 #include "sluice/checkpoint/export.h"
 #include "sluice/checkpoint/load.h"
+#include "sluice/core/files.h"
 #include "sluice/core/log.h"
 #include "sluice/models/family.h"
 
 namespace sluice {
 
 ExitCode run_merge_lora(const MergeLoraOptions& options, const Invocation& invocation) {
+  check_new_folder(options.out);
   const ModelFolder folder(options.model.path);
   const auto model = build_model(folder.config(), (options.model.path / kConfigFile).string());
   const auto parameters = model.decoder->parameters();

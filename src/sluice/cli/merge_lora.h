@@ -16,7 +16,7 @@ struct MergeLoraOptions {
   double max_shard_gb = 5;
   void describe(OptionList& option) {
     option("model", model, "model");
-    option("adapter", adapter, "folder of the adapter in PEFT's form", {.required = true});
+    option("adapter", adapter, "folder of the adapter in PEFT's form", {.required = true, .input = true});
     option("out", out, "folder to make", {.required = true});
     option("max_shard_gb", max_shard_gb, "largest weights file",
            {.unit = "GB", .synonyms = {"max_shard_size"}, .min = 1e-6});

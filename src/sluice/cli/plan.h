@@ -32,7 +32,7 @@ struct PlanOptions {
   void describe(OptionList& option) {
     option("folder", folder, "model folder; its weights are not read", {.alias = "model", .positional = true});
     option("preset", preset, "a configuration that comes with the program; `sluice init --preset list` names them");
-    option("config", config, "a model's config.json instead");
+    option("config", config, "a model's config.json instead", {.input = true});
     option("seq_len", seq_len, "tokens of a packed row, and of a sampled sequence", {.unit = "tokens", .min = 2});
     option("tokens_per_step", tokens_per_step, "as train.tokens_per_step of sft", {.unit = "tokens", .min = 1});
     option("dtype", dtype, "as precision.dtype of sft", {.choices = {"float32", "bfloat16"}});

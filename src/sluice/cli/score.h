@@ -22,13 +22,14 @@ struct ScoreOptions {
   std::optional<std::filesystem::path> chat_template;
   void describe(OptionList& option) {
     option("model", model, "model");
-    option("adapter", adapter, "LoRA adapter in PEFT's form that the model is given", {.synonyms = {"lora", "peft"}});
-    option("data", data, "JSONL with messages, text or tokens in each line", {.required = true});
-    option("out", out, "JSONL to write, lines as in data", {.required = true});
+    option("adapter", adapter, "LoRA adapter in PEFT's form that the model is given",
+           {.synonyms = {"lora", "peft"}, .input = true});
+    option("data", data, "JSONL with messages, text or tokens in each line", {.required = true, .input = true});
+    option("out", out, "JSONL to write, lines as in data; a file that is there already is refused", {.required = true});
     option("device", device, kDeviceSentence, {.choices = {"auto", "cpu", "cuda"}});
     option("dtype", dtype, "dtype of weights and activations; none: bfloat16 on a GPU, float32 on the CPU",
            {.choices = {"float32", "bfloat16"}});
-    option("chat_template", chat_template, "template file instead of the model folder's own");
+    option("chat_template", chat_template, "template file instead of the model folder's own", {.input = true});
   }
 };
 

@@ -64,6 +64,7 @@ void cut(WeightRules& rules, const SliceOptions& options, std::int64_t all_layer
 }  // namespace
 
 ExitCode run_slice(const SliceOptions& options, const Invocation& invocation) {
+  check_new_folder(options.out);
   const ModelFolder source(options.folder);
   const auto path = source.path() / kConfigFile;
   const auto config = sliced_config(path, options);

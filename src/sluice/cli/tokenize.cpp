@@ -8,8 +8,10 @@
 #include <iostream>
 #include <limits>
 
+#include "sluice/core/error.h"
 #include "sluice/core/terminal.h"
 #include "sluice/data/dataset.h"
+#include "sluice/formats/model_folder.h"
 
 namespace sluice {
 namespace {
@@ -36,7 +38,12 @@ void print_samples(const TokenizeOptions& options, const Tokenizer& tokenizer, S
 }  // namespace
 
 ExitCode run_tokenize(const TokenizeOptions& options, const Invocation&) {
-  const auto tokenizer = Tokenizer::load(options.model.path);
+  const auto& folder = options.model.path;
+  if (const auto advice = advice_about(folder);
+      !advice.empty() && !std::filesystem::exists(folder / "tokenizer.json")) {
+    fail_data("{}: no tokenizer.json in this folder. {}", folder.string(), advice);
+  }
+  const auto tokenizer = Tokenizer::load(folder);
   const auto special = options.control ? SpecialTokens::kControl : SpecialTokens::kLiteral;
   if (options.data) {
     print_samples(options, tokenizer, special);

@@ -27,9 +27,9 @@ struct TokenizeOptions {
     option("text", text, "text to turn into ids; without text and ids, each line of standard input");
     option("ids", ids, "ids to turn into text", {.min = 0, .max = std::numeric_limits<TokenId>::max()});
     option("control", control, "text that looks like a control token becomes one; otherwise it stays text");
-    option("data", data, "samples, as for sft: prints how many tokens they have");
+    option("data", data, "samples, as for sft: prints how many tokens they have", {.input = true});
     option("show", show, "print so many samples of data, trained tokens in colour", {.min = 0});
-    option("chat_template", chat_template, "template file instead of the model folder's own");
+    option("chat_template", chat_template, "template file instead of the model folder's own", {.input = true});
   }
 };
 

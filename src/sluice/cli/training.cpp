@@ -27,7 +27,7 @@ TrainedAdapters adapt(const LoraOptions& lora, LoadedModel& loaded, std::uint64_
 
 void export_run(const std::filesystem::path& run, const LoadedModel& loaded,
                 const std::optional<TrainedAdapters>& adapters, MtpTraining mtp, const Mesh& mesh) {
-  const auto folder = run / "export";
+  const auto folder = run / kExportFolder;
   const bool writes = mesh.world().rank() == 0;
   if (writes) std::filesystem::remove_all(folder);  // of an earlier end of the same run
   const auto& model = loaded.model;

@@ -60,6 +60,7 @@ ExitCode run_command(const Command& command, Arguments arguments) {
     return ExitCode::kDone;
   }
   check_required(list);
+  check_inputs(list);
   if (common.quiet) set_log_level(LogLevel::kWarning);
   return bound->run({common.dry_run, resolved, changed_settings(list)});
 }
@@ -68,6 +69,22 @@ ExitCode run_completion(const Program& program, Arguments arguments) {
   if (arguments.size() != 1 || arguments[0] != "bash") fail_usage("completion: expected the name of a shell: bash");
   print(bash_completion(program));
   return ExitCode::kDone;
+}
+
+// ": did you mean sft?" for a mistyped command, or another program's name for it; what to do instead if none is near.
+std::string command_suggestion(const Program& program, std::string_view unknown) {
+  std::vector<std::string_view> spellings;
+  for (const auto& command : program.commands) {
+    spellings.push_back(command.name);
+    spellings.insert(spellings.end(), command.synonyms.begin(), command.synonyms.end());
+  }
+  const auto near = nearest(unknown, spellings);
+  for (const auto& command : program.commands) {
+    if (near == command.name) return fmt::format(": did you mean {}?", near);
+    if (std::ranges::count(command.synonyms, near) == 0) continue;
+    return fmt::format(": did you mean {} (called {} elsewhere)?", command.name, near);
+  }
+  return "; sluice --help lists all";
 }
 
 ExitCode dispatch(const Program& program, Arguments arguments) {
@@ -82,14 +99,10 @@ ExitCode dispatch(const Program& program, Arguments arguments) {
     return ExitCode::kDone;
   }
   if (name == "completion") return run_completion(program, arguments.subspan(1));
-  std::vector<std::string_view> names;
   for (const auto& command : program.commands) {
     if (command.name == name) return run_command(command, arguments.subspan(1));
-    names.push_back(command.name);
   }
-  const auto near = nearest(name, names);
-  fail_usage("unknown command \"{}\"{}", name,
-             near.empty() ? "; sluice --help lists all" : fmt::format(": did you mean {}?", near));
+  fail_usage("unknown command \"{}\"{}", name, command_suggestion(program, name));
 }
 
 std::string type_name(const std::exception& error) {

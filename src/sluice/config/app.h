@@ -44,6 +44,7 @@ class BoundCommand {
 struct Command {
   std::string_view name;
   std::string_view summary;                             // one line, no full stop
+  std::vector<std::string_view> synonyms;               // other programs' names; an error about one names this command
   std::function<std::unique_ptr<BoundCommand>()> bind;  // fresh options with their defaults
 };
 
@@ -52,7 +53,8 @@ using RunCommand = ExitCode (*)(const Options& options, const Invocation& invoca
 
 // A command that fills an Options, a struct with describe(), and runs `run` with it.
 template <typename Options>
-Command command(std::string_view name, std::string_view summary, RunCommand<Options> run) {
+Command command(std::string_view name, std::string_view summary, RunCommand<Options> run,
+                std::vector<std::string_view> synonyms = {}) {
   class Bound : public BoundCommand {
    public:
     explicit Bound(RunCommand<Options> function) : function_(function), list_(options_) { common_.describe(list_); }
@@ -66,7 +68,7 @@ Command command(std::string_view name, std::string_view summary, RunCommand<Opti
     CommonOptions common_;
     OptionList list_;
   };
-  return {name, summary, [run] { return std::make_unique<Bound>(run); }};
+  return {name, summary, std::move(synonyms), [run] { return std::make_unique<Bound>(run); }};
 }
 
 struct Program {

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <stdexcept>
 
@@ -38,6 +39,16 @@ ExitCode run_sft(const ExampleOptions& options, const Invocation& invocation) {
 struct NoOptions {
   void describe(OptionList&) {}
 };
+struct ReadOptions {
+  std::filesystem::path file;
+  std::optional<std::filesystem::path> second;
+  void describe(OptionList& option) {
+    option("file", file, "read first", {.input = true});
+    option("second", second, "then", {.input = true});
+  }
+};
+ExitCode run_read(const ReadOptions&, const Invocation&) { return ExitCode::kDone; }
+
 struct OutOfDeviceMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -57,8 +68,8 @@ struct Outcome {
 Outcome sluice(const std::vector<std::string>& arguments) {
   const Program program{
       .libtorch_version = "2.11.0",
-      .commands = {command("sft", "fine-tune on conversations", run_sft),
-                   command("memory", "run out of it", run_out_of_memory),
+      .commands = {command("sft", "fine-tune on conversations", run_sft, {"train", "finetune"}),
+                   command("read", "read a file", run_read), command("memory", "run out of it", run_out_of_memory),
                    command("device", "run out of its memory", run_out_of_device_memory),
                    command("unforeseen", "throw", run_unforeseen), command("data", "read bad data", run_bad_data),
                    command("requeue", "stop early", run_requeue)},
@@ -115,6 +126,19 @@ TEST(App, RefusesAnUnknownCommandAndSuggestsTheNearest) {
   EXPECT_EQ(outcome.status, 2);
   EXPECT_EQ(outcome.err, "error: unknown command \"stf\": did you mean sft?\n");
   EXPECT_EQ(sluice({}).status, 2);
+  EXPECT_EQ(sluice({"trian"}).err, "error: unknown command \"trian\": did you mean sft (called train elsewhere)?\n");
+  EXPECT_EQ(sluice({"serve"}).err, "error: unknown command \"serve\"; sluice --help lists all\n");
+}
+
+TEST(App, NamesTheOptionOfAPathWhereNothingIs) {
+  const auto here = std::filesystem::current_path().string();
+  EXPECT_EQ(sluice({"read"}).status, 0);
+  EXPECT_EQ(sluice({"read", "--file", here, "--second", "none"}).status, 0);
+  const auto relative = sluice({"read", "--file", "no/such.jsonl", "--dry-run"});
+  EXPECT_EQ(relative.status, 3);
+  EXPECT_EQ(relative.err, "error: --file no/such.jsonl: no such file or folder in " + here + "\n");
+  EXPECT_EQ(sluice({"read", "--file", here, "--second", "/no/such"}).err,
+            "error: --second /no/such: no such file or folder\n");
 }
 
 TEST(App, EndsWithTwoForAMistakeInTheSettings) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 
 #include "sluice/config/suggest.h"
@@ -49,6 +50,10 @@ std::optional<Option> find_option(const OptionList& list, std::string_view key) 
 }
 
 bool is_flag(const Option& option) { return option.type == ValueType::kBool && option.count != ValueCount::kMany; }
+
+std::string_view short_name(const Option& option) {
+  return option.traits.alias.empty() ? std::string_view(option.name) : option.traits.alias;
+}
 
 bool looks_like_setting(std::string_view argument) {
   const auto key = argument.substr(0, argument.find('='));
@@ -167,12 +172,27 @@ void check_required(const OptionList& list) {
     if (!option.traits.required) continue;
     const auto values = option.get();
     if (!values.empty() && values[0] != Scalar(std::string())) continue;
-    const auto flag = option.traits.alias.empty() ? option.name : std::string(option.traits.alias);
-    fail_usage("{}: required; give --{} {}{}", option.name, flag, value_placeholder(option),
+    fail_usage("{}: required; give --{} {}{}", option.name, short_name(option), value_placeholder(option),
                option.traits.saved ? " or set it in a run file" : "");
   }
   for (const auto& tables : list.tables()) {
     for (std::size_t i = 0; i < tables.size(); ++i) check_required(tables.entry(i));
+  }
+}
+
+void check_inputs(const OptionList& list) {
+  for (const auto& option : list.options()) {
+    if (!option.traits.input) continue;
+    for (const auto& value : option.get()) {
+      const std::filesystem::path path(std::get<std::string>(value));
+      std::error_code error;
+      if (path.empty() || std::filesystem::exists(path, error)) continue;
+      fail_data("--{} {}: {}{}", short_name(option), path.string(), error ? error.message() : "no such file or folder",
+                path.is_absolute() ? "" : fmt::format(" in {}", std::filesystem::current_path(error).string()));
+    }
+  }
+  for (const auto& tables : list.tables()) {
+    for (std::size_t i = 0; i < tables.size(); ++i) check_inputs(tables.entry(i));
   }
 }
 

@@ -33,4 +33,7 @@ void apply_command_line(const OptionList& list, std::span<const std::string> arg
 // Usage error if an option that is declared `required` is still empty.
 void check_required(const OptionList& list);
 
+// Data error that names the option if nothing is at a path that is declared an `input`.
+void check_inputs(const OptionList& list);
+
 }  // namespace sluice

@@ -153,12 +153,21 @@ void AtomicFile::commit() {
   sync_parent(target_);
 }
 
+void check_new_folder(const fs::path& target) {
+  std::error_code error;
+  if (!fs::exists(target, error)) return;
+  if (!fs::is_directory(target, error)) {
+    fail_usage("{}: exists and is no folder; name another or remove it first", target.string());
+  }
+  if (!fs::is_empty(target, error)) {
+    fail_usage("{}: exists and is not empty; name another folder or remove it first", target.string());
+  }
+}
+
 AtomicFolder::AtomicFolder(fs::path target, Existing existing)
     : target_(std::move(target)), temporary_(temporary_name(target_)) {
+  if (existing == Existing::kRefuse) check_new_folder(target_);
   std::error_code error;
-  if (existing == Existing::kRefuse && fs::exists(target_, error) && !fs::is_empty(target_, error)) {
-    fail_usage("{}: exists and is not empty; name another folder or remove it first", target_.string());
-  }
   fs::remove_all(temporary_, error);  // from an earlier process of the same number
   if (fs::create_directories(temporary_, error); error) fail_io("create", temporary_, error.value());
 }

@@ -60,6 +60,9 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
+// Usage error unless nothing is at `target`, or an empty folder: a command that makes a folder replaces none.
+void check_new_folder(const std::filesystem::path& target);
+
 // A folder filled under a temporary name beside its target and put in place by commit(); removed by the destructor
 // otherwise. The files in it are synced by commit().
 class AtomicFolder {

@@ -168,6 +168,17 @@ TEST(Folders, RefuseToReplaceOneUnlessTold) {
   EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"out"});
 }
 
+TEST(NewFolder, IsOneThatReplacesNothing) {
+  const TemporaryFolder folder;
+  check_new_folder(folder / "none");
+  check_new_folder(folder.path());
+  write_file(folder / "file", "");
+  EXPECT_THAT(error_of([&] { check_new_folder(folder / "file"); }, ExitCode::kUsage),
+              HasSubstr("file: exists and is no folder"));
+  EXPECT_THAT(error_of([&] { check_new_folder(folder.path()); }, ExitCode::kUsage),
+              HasSubstr("exists and is not empty; name another folder or remove it first"));
+}
+
 TEST(Mappings, ShowTheFileAndKeepTheirChangesToThemselves) {
   const TemporaryFolder folder;
   write_file(folder / "a", "abc");

@@ -43,6 +43,7 @@ struct OptionTraits {
   std::optional<double> max = {};               // largest allowed number
   std::string_view alias = {};                  // short name on the command line: "model" for model.path
   bool required = false;                        // must not stay empty; for text, paths, lists and optionals
+  bool input = false;                           // a path that the command reads: something must be there
   bool positional = false;                      // a command's one operand: `sluice inspect DIR` is --path DIR
   bool repeated = false;                        // a list of text: on the command line each use adds one, commas and all
   bool saved = true;                            // false: on the command line alone, never in a file

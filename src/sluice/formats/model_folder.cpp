@@ -31,15 +31,20 @@ bool is_plain_file_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-// What to do about the files of another program in a folder; empty if there are none.
-std::string about_foreign_files(const fs::path& folder) {
+// What to do about files in a folder that are no model in Hugging Face's form; empty if there are none.
+std::string about_other_files(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     if (matches("pytorch_model*.bin", name)) {
       return "It holds pytorch_model.bin; save it with safe_serialization=True in transformers first.";
     }
     if (matches("*.gguf", name)) return "It holds a GGUF file; give the folder that it was converted from.";
-    if (matches("adapter_model*", name)) return "It holds a LoRA adapter; give the folder of its base model.";
+    if (matches("adapter_model*", name)) {
+      return fmt::format(
+          "It holds a LoRA adapter; give the folder of its base model, and --adapter {} where the "
+          "command has that.",
+          folder.string());
+    }
     if (matches("*.distcp", name) || name == "latest_checkpointed_iteration.txt") {
       return "It holds a training checkpoint of Megatron or PyTorch; convert it to Hugging Face's layout with the "
              "program that wrote it.";
@@ -48,9 +53,28 @@ std::string about_foreign_files(const fs::path& folder) {
   return "";
 }
 
+// What to do about the folder of a training run, or of a checkpoint of one; empty if it is neither.
+std::string about_training_run(const fs::path& folder) {
+  const auto exported = folder / kExportFolder;
+  if (fs::exists(exported / kConfigFile)) {
+    return fmt::format("It is the folder of a training run; give the model that the run exported: {}",
+                       exported.string());
+  }
+  if (fs::is_directory(exported)) {
+    if (const auto advice = about_other_files(exported); !advice.empty()) {
+      return fmt::format("It is the folder of a training run, whose export is {}. {}", exported.string(), advice);
+    }
+  }
+  if (fs::exists(folder / kMetaFile) || fs::exists(folder / kCheckpointsFolder)) {
+    return fmt::format("It holds training checkpoints; `sluice export {} --out DIR` makes a model folder.",
+                       folder.string());
+  }
+  return "";
+}
+
 // What to say when a folder holds no weights that can be read.
 std::string what_is_there_instead(const fs::path& folder) {
-  if (auto advice = about_foreign_files(folder); !advice.empty()) return advice;
+  if (auto advice = about_other_files(folder); !advice.empty()) return advice;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     if (matches("*.safetensors", name)) return fmt::format("Its {} has no index; download that too.", name);
@@ -94,14 +118,21 @@ std::string one_scale_name(std::string_view name) {
 
 }  // namespace
 
+std::string advice_about(const fs::path& folder) {
+  if (!fs::is_directory(folder)) return "";
+  auto advice = about_training_run(folder);
+  if (advice.empty()) advice = about_other_files(folder);
+  return advice;
+}
+
 json read_model_config(const fs::path& folder) {
   if (!fs::is_directory(folder))
     fail_data("{}: not a folder; a model is a folder with config.json in it", folder.string());
   const auto path = folder / kConfigFile;
   if (!fs::exists(path)) {
-    const auto advice = about_foreign_files(folder);
-    fail_data("{}: no {} in this folder; is it a model folder?{}{}", folder.string(), kConfigFile,
-              advice.empty() ? "" : " ", advice);
+    const auto advice = advice_about(folder);
+    fail_data("{}: no {} in this folder{}", folder.string(), kConfigFile,
+              advice.empty() ? "; is it a model folder?" : ". " + advice);
   }
   return read_json_object(path, kMaxConfigBytes);
 }

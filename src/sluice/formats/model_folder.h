@@ -22,10 +22,18 @@ inline constexpr std::string_view kWeightsFile = "model.safetensors";
 inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 inline constexpr std::string_view kGenerationConfigFile = "generation_config.json";
 
+// Of a training run: folders in its own, and the file that makes a folder a training checkpoint.
+inline constexpr std::string_view kExportFolder = "export", kCheckpointsFolder = "checkpoints";
+inline constexpr std::string_view kMetaFile = "meta.json";
+
 inline constexpr std::uint64_t kMaxConfigBytes = 64'000'000;  // of each of the JSON files but the index
 
 // config.json of a folder. Data error if it is missing, no object, or larger than kMaxConfigBytes.
 nlohmann::json read_model_config(const std::filesystem::path& folder);
+
+// What to give instead of a folder that is no model in Hugging Face's form, in sentences: it may be that of an adapter
+// or a training run, or hold what other programs write. Empty where nothing is known of it.
+std::string advice_about(const std::filesystem::path& folder);
 
 // The part that describes the language model: `text_config` of a multimodal config, otherwise the config itself.
 const nlohmann::json& text_config(const nlohmann::json& config);

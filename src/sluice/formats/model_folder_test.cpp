@@ -113,6 +113,25 @@ TEST(ModelFolder, SaysWhatIsMissing) {
   EXPECT_THAT(error(), HasSubstr("safe_serialization"));
 }
 
+// RUN in the place of RUN/export is the mistake that people make; a run may have exported an adapter, or nothing yet.
+TEST(ModelFolder, OfATrainingRunIsInsideIt) {
+  const TemporaryFolder run;
+  const auto error = [](const std::filesystem::path& path) { return data_error([&] { ModelFolder{path}; }); };
+  std::filesystem::create_directories(run / "checkpoints/step_1");
+  write_file(run / "checkpoints/step_1/meta.json", "{}");
+  for (const auto& path : {run.path(), run / "checkpoints/step_1"}) {
+    EXPECT_THAT(error(path), HasSubstr("`sluice export " + path.string() + " --out DIR` makes a model folder"));
+  }
+  const auto exported = run / "export";
+  std::filesystem::create_directories(exported);
+  EXPECT_THAT(error(run.path()), HasSubstr("`sluice export "));
+  write_file(exported / "adapter_model.safetensors", "");
+  EXPECT_THAT(error(run.path()), AllOf(HasSubstr("whose export is " + exported.string() + ". It holds a LoRA adapter"),
+                                       HasSubstr("--adapter " + exported.string())));
+  write_file(exported / "config.json", "{}");
+  EXPECT_THAT(error(run.path()), HasSubstr("give the model that the run exported: " + exported.string()));
+}
+
 TEST(ModelFolder, RefusesForeignLayoutsByName) {
   const TemporaryFolder folder;
   write_safetensors(folder / kWeightsFile, {kA});

@@ -18,7 +18,7 @@ struct PromptOptions {
   std::optional<std::filesystem::path> chat_template;
   void describe(OptionList& option) {
     option("path", path, "prompts to train on: JSONL or a JSON array, each record with a prompt and mostly an answer",
-           {.synonyms = {"dataset", "train_file", "data_path", "prompt_data"}, .required = true});
+           {.synonyms = {"dataset", "train_file", "data_path", "prompt_data"}, .required = true, .input = true});
     option("prompt_key", prompt_key, "key of the prompt, text or messages; none: prompt, question or messages",
            {.synonyms = {"input_key"}});
     option("answer_key", answer_key, "key of the answer; none: answer, label or ground_truth",
@@ -27,7 +27,7 @@ struct PromptOptions {
     option("system", system, "system message before each chat that begins without one");
     option("thinking", thinking, "reasoning before the answer, where the template knows it; none: its default",
            {.synonyms = {"enable_thinking"}});
-    option("chat_template", chat_template, "template file instead of the model folder's own");
+    option("chat_template", chat_template, "template file instead of the model folder's own", {.input = true});
   }
 };
 
@@ -216,7 +216,7 @@ struct RlEvalOptions {
   double temperature = 0;
   void describe(OptionList& option) {
     option("data", data, "prompts to evaluate on, in the form of data.path",
-           {.synonyms = {"val_file", "val_files", "eval_prompt_data"}});
+           {.synonyms = {"val_file", "val_files", "eval_prompt_data"}, .input = true});
     option("interval", interval, "steps between evaluations; 0: one at the beginning and one at the end",
            {.unit = "steps", .synonyms = {"eval_interval", "test_freq"}, .min = 0});
     option("samples", samples, "answers to each prompt",

@@ -22,7 +22,8 @@ struct ModelOptions {
     option("path", path, "model folder in Hugging Face form",
            {.synonyms = {"model_name_or_path", "base_model", "hf_checkpoint", "model.name"},
             .alias = "model",
-            .required = true});
+            .required = true,
+            .input = true});
   }
 };
 
@@ -50,7 +51,7 @@ struct DataOptions {
   std::optional<std::filesystem::path> chat_template;
   void describe(OptionList& option) {
     option("path", path, "training samples: JSONL or a JSON array",
-           {.synonyms = {"dataset", "train_file", "data_path"}, .required = true});
+           {.synonyms = {"dataset", "train_file", "data_path"}, .required = true, .input = true});
     option("seq_len", seq_len, "most tokens of one packed row, and of one sample",
            {.unit = "tokens", .synonyms = {"seq_length", "sequence_len", "cutoff_len", "max_length"}, .min = 2});
     option("packing", packing, "several samples in a row, kept apart by their boundaries",
@@ -61,7 +62,7 @@ struct DataOptions {
            {.synonyms = {"train_on_inputs", "train_on_prompt"}, .choices = {"assistant", "last_turn", "all"}});
     option("control_tokens", control_tokens,
            "text in messages that looks like a control token becomes one; otherwise it stays text");
-    option("chat_template", chat_template, "template file instead of the model folder's own");
+    option("chat_template", chat_template, "template file instead of the model folder's own", {.input = true});
   }
 };
 
@@ -140,7 +141,8 @@ struct LoraOptions {
            {.synonyms = {"lora_dropout"}, .min = 0, .max = 0.99});
     option("targets", targets, "what gets an adapter: all-linear, or ends of module names such as q_proj",
            {.synonyms = {"lora_target_modules", "target_modules"}});
-    option("adapter", adapter, "an adapter in PEFT's form to go on from, with its own rank, alpha and targets");
+    option("adapter", adapter, "an adapter in PEFT's form to go on from, with its own rank, alpha and targets",
+           {.input = true});
   }
 };
 
@@ -204,7 +206,7 @@ struct EvalOptions {
   std::int64_t interval = 0;
   void describe(OptionList& option) {
     option("data", data, "samples to evaluate on, in the form of data.path",
-           {.synonyms = {"val_file", "validation_file"}});
+           {.synonyms = {"val_file", "validation_file"}, .input = true});
     option("split", split, "without eval.data: part of data.path that is kept back to evaluate on",
            {.min = 0, .max = 0.5});
     option("interval", interval, "steps between evaluations; 0: one at the end",

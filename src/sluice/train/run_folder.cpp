@@ -15,6 +15,7 @@
 #include "sluice/core/error.h"
 #include "sluice/core/files.h"
 #include "sluice/core/log.h"
+#include "sluice/formats/model_folder.h"
 #include "sluice/parallel/collectives.h"
 
 namespace sluice {
@@ -92,8 +93,9 @@ OpenRun open_alone(const RunOptions& run, const CheckpointOptions& ckpt, const R
     if (opened.state) check_same(out, ckpt.force, identity, *opened.state);
   } else if (run.overwrite) {
     // Only what a run writes is removed; a mistyped folder keeps everything else.
-    for (const auto* part : {"config.toml", "metrics.jsonl", "checkpoints", "rollouts", "export"})
-      fs::remove_all(out / part);
+    constexpr std::array<std::string_view, 5> kParts = {kExportFolder, kCheckpointsFolder, "config.toml",
+                                                        "metrics.jsonl", "rollouts"};
+    for (const auto part : kParts) fs::remove_all(out / part);
   }
   remove_partial(out);
   write_file(out / "config.toml", resolved_toml);
