@@ -8,6 +8,7 @@ FlashQLA's kernels in a plain layer in the same process; its recurrence alone; p
 """
 import argparse
 import json
+import math
 import random
 import time
 
@@ -113,13 +114,10 @@ def layer_errors(key_heads, value_heads):
     return {name: recurrence.relative(a.cpu(), b) for name, a, b in zip(names, first, exact)}
 
 
-def worst(draws):
-    return {name: max(errors[name] for errors in draws) for name in draws[0]}
-
-
-def rule_errors(key_heads, value_heads, function, draws=4):
-    """The worst of several draws on the inputs of the recurrence's own check; `function(leaves)` gives the output."""
-    results = []
+def rule_errors(key_heads, value_heads, function, draws=24):
+    """On the inputs of the recurrence's own check: relative over all draws together, and of the worst draw; `function(leaves)` gives
+    the output. dg of one draw is close to one number a head, with errors that do not shrink where that number happens to be small."""
+    squares = {}
     for _ in range(draws):
         inputs = recurrence.draw([512], key_heads, value_heads, "model")
         leaves = [x.detach().requires_grad_() for x in inputs[:5]]
@@ -130,10 +128,12 @@ def rule_errors(key_heads, value_heads, function, draws=4):
         state = torch.zeros(1, value_heads, DIM, DIM, device=DEVICE, dtype=torch.float64)
         expected = recurrence.recurrence(*exact, [512], state, DIM**-0.5, True)[0]
         (expected * grad.double()).sum().backward()
-        names = ["dq", "dk", "dv", "dg", "dbeta"]
-        results.append({"out": recurrence.relative(out.detach(), expected.detach())}
-                       | {n: recurrence.relative(x.grad, y.grad) for n, x, y in zip(names, leaves, exact)})
-    return worst(results)
+        pairs = [(out.detach(), expected.detach()), *((x.grad, y.grad) for x, y in zip(leaves, exact))]
+        for name, (x, y) in zip(["out", "dq", "dk", "dv", "dg", "dbeta"], pairs):
+            squares.setdefault(name, []).append(((x.double() - y).square().sum().item(), y.square().sum().item()))
+    root = lambda pairs: math.sqrt(sum(error for error, _ in pairs) / sum(size for _, size in pairs))
+    return {"together": {name: root(pairs) for name, pairs in squares.items()},
+            "worst": {name: max(root([pair]) for pair in pairs) for name, pairs in squares.items()}, "draws": draws}
 
 
 def our_rule(leaves, bounds):
@@ -143,6 +143,16 @@ def our_rule(leaves, bounds):
 def peer_rule(leaves, bounds):
     from flash_qla import chunk_gated_delta_rule
     return chunk_gated_delta_rule(*(x[None] for x in leaves), use_qk_l2norm_in_kernel=True)[0][0]
+
+
+def all_errors(key_heads, value_heads, with_peer):
+    errors = {"recurrence": rule_errors(key_heads, value_heads, our_rule), "layer": layer_errors(key_heads, value_heads)}
+    if with_peer:
+        errors["peer_recurrence"] = rule_errors(key_heads, value_heads, peer_rule)
+    text = lambda values: " ".join(f"{name} {e:.1e}" for name, e in values.items())
+    for part, values in errors.items():
+        print(f"errors {key_heads}k/{value_heads}v {part}:", text(values.get("together", values)), flush=True)
+    return errors
 
 
 def measure(lengths, key_heads, value_heads, with_peer, ceilings, errors):
@@ -244,16 +254,10 @@ def main():
     rng = random.Random(1)
     short = [rng.randint(1, 127) for _ in range(1024)]
     shapes = [(16, 48, [tokens]) for tokens in options.tokens]
-    shapes += [(8, 24, [tokens]) for tokens in options.tokens if tokens in (4096, 16384, 65536)]
-    shapes += [(16, 32, [tokens]) for tokens in options.tokens if tokens in (16384, 65536)]
+    shapes += [(*heads, [tokens]) for heads in ((8, 24), (16, 32)) for tokens in options.tokens if tokens in (4096, 16384, 65536)]
     if 65536 in options.tokens:
         shapes += [(16, 48, [4096] * 16), (16, 48, short), (16, 48, [sum(short)])]
-    errors = {}
-    for heads in dict.fromkeys(shape[:2] for shape in shapes):
-        errors[heads] = {"recurrence": rule_errors(4, 4 * heads[1] // heads[0], our_rule), "layer": layer_errors(*heads)}
-        if options.peer:
-            errors[heads]["peer_recurrence"] = rule_errors(4, 4 * heads[1] // heads[0], peer_rule)
-        print(heads, {part: {name: f"{e:.1e}" for name, e in values.items()} for part, values in errors[heads].items()}, flush=True)
+    errors = {heads: all_errors(*heads, options.peer) for heads in dict.fromkeys(shape[:2] for shape in shapes)}
     rows = []
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "matmul_tflops": matmul, "copy_tbs": copy}
     for key_heads, value_heads, lengths in shapes:

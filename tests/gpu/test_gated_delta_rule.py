@@ -24,21 +24,30 @@ def run(inputs, bounds, weights):
     return [out.detach(), state.detach(), *(leaf.grad for leaf in leaves)]
 
 
-# The last two make the backward pass work in several segments of 132 chunks of 64 tokens, or of 528.
-@pytest.mark.parametrize("lengths", [[1], [2], [63, 64, 65], [127, 130, 257], [1, 2, 3, 500, 1], [9000, 5, 0, 9500, 30],
-                                     [700 - n for n in range(70)]])
-def test_outputs_and_gradients(lengths):
+# Sequences, and how many pieces of them are walked side by side. [9000, ..] and the last of the single ones make the
+# backward pass work in several segments of 132 chunks of 64 tokens, or of 528.
+@pytest.mark.parametrize("lengths,pieces", [
+    ([1], 1), ([2], 1), ([63, 64, 65], 1), ([127, 130, 257], 1), ([1, 2, 3, 500, 1], 1), ([9000, 5, 0, 9500, 30], 1),
+    ([700 - n for n in range(70)], 1), ([2560], 4), ([6001], 6), ([6400], 6), ([0, 9990], 7),
+    ([70, 12930, 12600], 12)])
+# Decays log-uniform in [1e-12, 1]: products over a chunk underflow, their inverses would overflow. Or hardly any, and weak
+# writes, so that a state lives through all pieces.
+@pytest.mark.parametrize("decay,write", [(27.6, 1), (1e-4, 0.02)])
+def test_outputs_and_gradients(lengths, pieces, decay, write):
     torch.manual_seed(sum(lengths))
     tokens, key_heads, heads, dim = sum(lengths), 2, 4, 128
     q, k = (torch.randn(tokens, key_heads, dim, dtype=torch.bfloat16) for _ in range(2))
     v = torch.randn(tokens, heads, dim, dtype=torch.bfloat16)
-    # Decays log-uniform in [1e-12, 1]: products over a chunk underflow, their inverses would overflow.
-    g = -torch.rand(tokens, heads) * 27.6
-    beta, state = torch.rand(tokens, heads), torch.randn(len(lengths), heads, dim, dim)
+    g = -torch.rand(tokens, heads) * decay
+    beta, state = torch.rand(tokens, heads) * write, torch.randn(len(lengths), heads, dim, dim)
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     weights = [torch.randn(tokens, heads, dim).bfloat16().double(), torch.randn(state.shape).double()]
     exact = run([x.double() for x in (q, k, v, g, beta, state)], bounds, weights)
-    found = run([x.cuda() for x in (q, k, v, g, beta, state)], bounds.cuda(), [w.cuda() for w in weights])
+    inputs = [x.cuda() for x in (q, k, v, g, beta, state)]
+    checkpoints = torch.ops.sluice.gated_delta_rule(*inputs[:5], bounds.cuda(), inputs[5], dim**-0.5, True)[2]
+    if pieces > 1:   # one segment, which leaves a state and a transition between any two
+        assert checkpoints.size(0) == 2 * (pieces - 1)
+    found = run(inputs, bounds.cuda(), [w.cuda() for w in weights])
     for name, x, reference in zip(NAMES, found, exact):
         assert x.isfinite().all(), name
         # bfloat16 operands cost 2^-9 each on average; the gradients of g and beta are sums of such products.

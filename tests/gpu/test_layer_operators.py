@@ -161,10 +161,14 @@ def test_gradients_land_where_the_layer_wants_them():
 # Long sequences at once go in segments of 132 chunks of 64 tokens; with few heads the gradients of one beside the walks of the
 # next. A segment's states then start from the forward pass's, which may differ from those of a backward pass straight through in
 # a last place of bfloat16, 2^-8, of a few columns (the operator's NOTES.md): of 45,000 tokens 77 did in one element or more.
-@pytest.mark.parametrize("tokens,key_heads,heads", [(1, 2, 6), (64, 2, 6), (200, 2, 6), (20000, 2, 6), (45000, 2, 6), (45000, 8, 24),
-                                                    (45000, 4, 32), (45000, 16, 32), (20000, 16, 48)])
+# With few heads the whole walks pieces of a sequence side by side, and the states between them are rounded otherwise; from
+# 23 on both have the same bits. Gates for which a state lives for some tokens, and for hundreds.
+@pytest.mark.parametrize("tokens,key_heads,heads,same_bits", [
+    (1, 2, 6, True), (64, 2, 6, True), (200, 2, 6, True), (20000, 2, 6, False), (45000, 2, 6, False), (45000, 11, 22, False),
+    (45000, 8, 24, True), (45000, 4, 32, True), (45000, 16, 32, True), (20000, 16, 48, True)])
+@pytest.mark.parametrize("decay", [0.1, 1e-3])
 @pytest.mark.parametrize("with_state", [True, False])
-def test_the_delta_rule_in_steps_gives_what_the_whole_gives(tokens, key_heads, heads, with_state):
+def test_the_delta_rule_in_steps_gives_what_the_whole_gives(tokens, key_heads, heads, same_bits, decay, with_state):
     """As context-parallel ranks take it: forward once prepared, backward begun before the final state's gradient is there."""
     torch.manual_seed(6)
     dim, ops = 128, torch.ops.sluice
@@ -172,16 +176,25 @@ def test_the_delta_rule_in_steps_gives_what_the_whole_gives(tokens, key_heads, h
     joint = torch.randn(tokens, (2 * key_heads + heads) * dim, device="cuda").bfloat16()
     split = lambda x: [part.unflatten(1, (-1, dim)) for part in x.split([key_heads * dim, key_heads * dim, heads * dim], 1)]
     q, k, v = split(joint)
-    g, beta = -torch.rand(tokens, heads, device="cuda") / 10, torch.rand(tokens, heads, device="cuda")
+    g, beta = -torch.rand(tokens, heads, device="cuda") * decay, torch.rand(tokens, heads, device="cuda")
     grad_out = torch.randn(tokens, heads, dim, device="cuda").bfloat16()
     state, grad_state = (torch.randn(1, heads, dim, dim, device="cuda") for _ in range(2))
     state = state if with_state else None
     rest = (state, dim**-0.5, True)
+
+    def check(name, x, y, bound):
+        if same_bits:
+            assert torch.equal(x, y), f"{name}: other bits"
+        else:
+            error = (x.double() - y.double()).norm() / y.double().norm()
+            assert error <= bound, f"{name}: {error:.1e}"
+
     out, final_state, checkpoints = ops.gated_delta_rule(q, k, v, g, beta, bounds, *rest)
     prepared = ops.gated_delta_rule.prepare(q, k, v, g, beta, bounds, *rest[1:])
     for _ in range(2):
         got = ops.gated_delta_rule.prepared(prepared, q, k, v, g, beta, bounds, *rest, True)
-        assert torch.equal(got[0], out) and torch.equal(got[1], final_state)
+        check("out", got[0], out, 5e-3)   # what each may be off by; at most both together
+        check("final state", got[1], final_state, 5e-3)
     for grad_final in (None, grad_state):
         want, again = (ops.gated_delta_rule_backward(grad_out, grad_final, q, k, v, g, beta, bounds, state, checkpoints, *rest[1:])
                        for _ in range(2))
@@ -191,11 +204,10 @@ def test_the_delta_rule_in_steps_gives_what_the_whole_gives(tokens, key_heads, h
             own = split(joint.clone())   # whose places the gradients take
             grad_initial, kept = ops.gated_delta_rule_backward.begin(grad_out, *own, g, beta, bounds, *rest, from_zero)
             if from_zero and grad_final is None and with_state:
-                assert torch.equal(grad_initial, want[5])
+                check("gradient of the initial state", grad_initial, want[5], 1e-2)
             gates = ops.gated_delta_rule_backward.finish(kept, grad_final, grad_out, *own, g, beta, bounds, *rest, *own)
             for name, x, y in zip(["q", "k", "v", "g", "beta"], [*own, *gates], want):
-                error = (x.double() - y.double()).norm() / y.double().norm()
-                assert error <= (1e-3 if tokens > 132 * 64 else 0), f"gradient of {name}: {error:.1e}, from_zero {from_zero}"
+                check(f"gradient of {name}, from_zero {from_zero}", x, y, 1e-2)
 
 
 # Sequences of a few tokens continue states in their slots; other slots stay as they are. Sums of float32 products, and one

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bound by memory: a thread owns some neighbouring channels and walks a strip of tokens, with the rows that
-// a token sees in registers; each element is read and written once, but for the 3 rows around a strip. With s the sum
-// before the activation:
+// a token sees in registers and the rows to come on their way to shared memory; each element is read and written once,
+// but for the 3 rows around a strip. With s the sum before the activation:
 //   ds_t = dy_t a'(s_t)    dx_t = sum over m < 4 of weight_{3-m} ds_{t+m}    dw_j = sum of ds_t u_{t-3+j}
 // A strip's share of dw goes to a scratch row of its own; a second kernel adds these in their order. Where the gradient
 // of x takes the place of x, the rows around each strip, which its neighbours overwrite, are copied first.
+#include <cuda_pipeline.h>
+
 #include <algorithm>
 #include <type_traits>
 
@@ -91,17 +93,42 @@ struct Channels {
   }
 };
 
-// The rows of a batch of tokens. One is on its way while another is worked on.
+// The rows of a batch of tokens.
 template <typename T, int kLanes>
 struct Batch {
   Lanes<T, kLanes> row[kBatch];
-  // The first `count` of them.
-  __device__ void load(const T* source, int64_t stride, int count) {
+};
+
+// Batches on their way from `kSources` tensors, those of a thread in places of shared memory that no other touches: it
+// waits for its own copies alone.
+template <typename T, int kLanes, int kSources>
+struct BatchQueue {
+  using Row = Lanes<T, kLanes>;
+  static constexpr int kBytes = 32 * 1024;
+  static constexpr int kPlaces = std::min(4, kBytes / static_cast<int>(kSources * kBatch * kThreads * sizeof(Row)));
+  Row rows[kPlaces][kSources][kBatch][kThreads];
+
+  // The first `count` of a batch.
+  __device__ void load(int place, int source, const T* from, int64_t stride, int count) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (i < count) row[i] = Lanes<T, kLanes>::load(source);
-      source += stride;
+      Row& to = rows[place][source][i][threadIdx.x];
+      if (i < count) {
+        if constexpr (sizeof(Row) >= 4) __pipeline_memcpy_async(&to, from, sizeof(Row));
+        else to = Row::load(from);
+      }
+      from += stride;
     }
+  }
+  // A batch of all sources has been asked for, and maybe none is left.
+  __device__ void commit() { __pipeline_commit(); }
+  // Until the oldest batch is there, of kPlaces - 1 under way.
+  __device__ void wait() { __pipeline_wait_prior(kPlaces - 2); }
+  __device__ Batch<T, kLanes> take(int place, int source) const {
+    Batch<T, kLanes> batch;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch.row[i] = rows[place][source][i][threadIdx.x];
+    return batch;
   }
 };
 
@@ -112,9 +139,15 @@ __global__ __launch_bounds__(kThreads) void convolve(const __grid_constant__ Cau
   const int first = blockIdx.y * kForwardStrip, last = min(first + kForwardStrip, params.tokens);
   const PackView pack = pack_of(params);
   Channels<T, Weight, kLanes> channels(params, channel);
+  using Queue = BatchQueue<T, kLanes, 1>;
+  __shared__ Queue queue;
+  const auto load = [&](int place, int base) {
+    queue.load(place, 0, channels.row(base), params.x_stride, last - base);
+    queue.commit();
+  };
+  for (int place = 0; place + 1 < Queue::kPlaces; ++place) load(place, first + place * kBatch);
   SequenceCursor cursor(pack, first);
   channels.load_before(cursor.sequence, cursor.span.first, first);
-  const T* x = channels.row(first);
   T* out = static_cast<T*>(params.out) + static_cast<int64_t>(first) * params.channels + channel;
   const auto put = [&](const Lanes<T, kLanes>& row) {
     float result[kLanes];
@@ -127,12 +160,12 @@ __global__ __launch_bounds__(kThreads) void convolve(const __grid_constant__ Cau
     narrow<T>(result).store(out);
     out += params.channels;
   };
-  Batch<T, kLanes> rows;
-  rows.load(x, params.x_stride, last - first);
+  int place = 0;
   for (int base = first; base < last; base += kBatch) {
-    Batch<T, kLanes> next;
-    x += kBatch * params.x_stride;
-    next.load(x, params.x_stride, last - base - kBatch);
+    queue.wait();
+    const auto rows = queue.take(place, 0);
+    load((place + Queue::kPlaces - 1) % Queue::kPlaces, base + (Queue::kPlaces - 1) * kBatch);
+    place = (place + 1) % Queue::kPlaces;
     if (base + kBatch <= min(last, cursor.span.last)) {  // no sequence begins in it
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) put(rows.row[i]);
@@ -144,7 +177,6 @@ __global__ __launch_bounds__(kThreads) void convolve(const __grid_constant__ Cau
         put(rows.row[i]);
       }
     }
-    rows = next;
   }
 }
 
@@ -222,16 +254,23 @@ __global__ __launch_bounds__(kThreads, kResident) void convolve_backward(
     channels.first = first;
     channels.last = last;
   }
-  SequenceCursor cursor(pack, first);
-  channels.load_before(cursor.sequence, cursor.span.first, first);
   const T* grad_out = static_cast<const T*>(backward.grad_out) + channel;
   T* grad_x = static_cast<T*>(backward.grad_x) + channel;
+  using Queue = BatchQueue<T, kLanes, 2>;
+  __shared__ Queue queue;
   // The strip's rows, then those after it.
-  const auto load = [&](Batch<T, kLanes>& rows, Batch<T, kLanes>& grads, int base) {
+  const auto load = [&](int place, int base) {
     const int end = base < last ? last : min(last + kBefore, params.tokens);
-    rows.load(channels.row(base), base >= last && channels.halo ? params.channels : params.x_stride, end - base);
-    grads.load(grad_out + base * backward.grad_out_stride, backward.grad_out_stride, end - base);
+    if (base < end) {
+      queue.load(place, 0, channels.row(base), base >= last && channels.halo ? params.channels : params.x_stride,
+                 end - base);
+      queue.load(place, 1, grad_out + base * backward.grad_out_stride, backward.grad_out_stride, end - base);
+    }
+    queue.commit();
   };
+  for (int place = 0; place + 1 < Queue::kPlaces; ++place) load(place, first + place * kBatch);
+  SequenceCursor cursor(pack, first);
+  channels.load_before(cursor.sequence, cursor.span.first, first);
 
   float weight_grad[kWidth][kLanes] = {};
   float pending[kBefore][kLanes] = {};  // gradients of the rows before the token under way, of its own strip
@@ -269,11 +308,12 @@ __global__ __launch_bounds__(kThreads, kResident) void convolve_backward(
     if (!kInside && backward.grad_final_state) add_kept<T>(backward, pack, done, channel, finished);
     narrow<T>(finished).store(grad_x + done * backward.grad_x_stride);
   };
-  Batch<T, kLanes> rows, grads;
-  load(rows, grads, first);
+  int place = 0;
   for (int base = first; base < last + kBefore; base += kBatch) {
-    Batch<T, kLanes> next_rows, next_grads;
-    load(next_rows, next_grads, base + kBatch);
+    queue.wait();
+    const auto rows = queue.take(place, 0), grads = queue.take(place, 1);
+    load((place + Queue::kPlaces - 1) % Queue::kPlaces, base + (Queue::kPlaces - 1) * kBatch);
+    place = (place + 1) % Queue::kPlaces;
     const int begin = max(first, cursor.span.first), end = min(last, cursor.span.last);
     if (base - kBefore >= begin && base + kBatch <= end && !backward.grad_final_state) {
 #pragma unroll
@@ -287,8 +327,6 @@ __global__ __launch_bounds__(kThreads, kResident) void convolve_backward(
         step(std::false_type{}, token, rows.row[i], grads.row[i]);
       }
     }
-    rows = next_rows;
-    grads = next_grads;
   }
 #pragma unroll
   for (int tap = 0; tap < kWidth; ++tap) {

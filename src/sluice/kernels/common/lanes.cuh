@@ -4,14 +4,39 @@
 
 #include <cuda_bf16.h>
 
+#include <cstring>
+
 namespace sluice {
 
-// `kCount` neighbours, read and written at once; their address must be a multiple of their size.
+// One access of so many bytes to global memory; the compiler may write a struct of halves in pieces.
+__device__ inline void store_word(void* destination, uint4 word) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
+__device__ inline void store_word(void* destination, uint2 word) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(destination), "r"(word.x), "r"(word.y) : "memory");
+}
+
+// `kCount` neighbours, read and written at once; their address must be a multiple of their size, that of store() in
+// global memory.
 template <typename T, int kCount>
 struct alignas(kCount * sizeof(T)) Lanes {
   T value[kCount];
   static __device__ Lanes load(const T* source) { return *reinterpret_cast<const Lanes*>(source); }
-  __device__ void store(T* destination) const { *reinterpret_cast<Lanes*>(destination) = *this; }
+  __device__ void store(T* destination) const {
+    if constexpr (sizeof(Lanes) == sizeof(uint4)) {
+      uint4 word;
+      memcpy(&word, this, sizeof(word));
+      store_word(destination, word);
+    } else if constexpr (sizeof(Lanes) == sizeof(uint2)) {
+      uint2 word;
+      memcpy(&word, this, sizeof(word));
+      store_word(destination, word);
+    } else {
+      *reinterpret_cast<Lanes*>(destination) = *this;
+    }
+  }
 };
 
 __device__ inline float widen(float x) { return x; }

@@ -7,27 +7,66 @@
 namespace sluice {
 namespace sm90 {
 
-// A whole number of rounds of `gradients`, whose items are a chunk and key head, over 132 multiprocessors. A pack whose
-// walks are more than fit at once needs longer segments, for enough of them.
-int segment_chunks(const GatedDeltaParams& params) { return split_values(params, multiprocessors()) ? 132 : 528; }
-
-// Whether the multiprocessors that a segment's walks leave idle can work out the `gradients` of another in their time,
-// with its `prepare`: a chunk's walks take 2.46 us whatever the heads, its gradients 6.15 us of one multiprocessor a
-// value head, `prepare` 1.6 (H200). Up to 25 value heads of one sequence.
-bool fits_beside_walks(const GatedDeltaParams& params) {
-  const int all = multiprocessors();
-  return split_values(params, all) && 2.46f * idle_in_walks(params, all) >= (6.15f + 1.6f) * params.value_heads;
+// Pieces of a segment, walked side by side: 3 or more, or 1. The passes then take five walks along a piece (kEnds,
+// kOutput, kStates, kStarts, kStateGradients) instead of three along the longest sequence, and twice hand states from
+// piece to piece (us, H200). The multiprocessors must hold all walks at once, of which every place between pieces adds
+// one. Nothing is known of the sequences' lengths here: equal ones need pieces least.
+int segment_pieces(const GatedDeltaParams& params) {
+  constexpr float kWalkChunk = 1.2f, kHandOn = 9, kLaunches = 9;
+  const auto chunks = static_cast<float>(chunk_bound(params));
+  const int most = multiprocessors() / (2 * std::max(params.value_heads, 1)) - params.sequences + 1;
+  float least = 3 * kWalkChunk * chunks / static_cast<float>(std::max(params.sequences, 1));
+  int best = 1;
+  for (int pieces = 3; pieces <= most; ++pieces) {
+    const auto count = static_cast<float>(pieces);
+    const float time = 5 * kWalkChunk * chunks / count + 2 * (kHandOn * (count - 2) + kLaunches);
+    if (time < least) least = time, best = pieces;
+  }
+  return best;
 }
 
-Pass backward_pass(const GatedDeltaParams& params) {
-  return fits_beside_walks(params) ? Pass::kBackwardBeside : Pass::kBackward;
+// Pieces of equal length, up to 132 chunks: with that many a segment is a whole number of rounds of `gradients`, whose
+// items are a chunk and key head, over 132 multiprocessors. A pack whose walks are more than fit at once needs longer
+// ones, for enough of them.
+Cut cut_of(const GatedDeltaParams& params) {
+  const bool fits = 2 * params.sequences * params.value_heads <= multiprocessors();
+  const int chunks = std::max(chunk_bound(params), 1), pieces = segment_pieces(params), most = fits ? 132 : 528;
+  if (pieces == 1) return {std::min(most, chunks), 1};
+  const int segments = (chunks + most * pieces - 1) / (most * pieces);
+  return {(chunks + segments * pieces - 1) / (segments * pieces), pieces};
 }
 
-Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pass pass) {
+// Multiprocessors without a walk, where all walks are on the chip at once.
+int idle_in_walks(const GatedDeltaParams& params) {
+  return multiprocessors() - 2 * params.sequences * params.value_heads;
+}
+
+// The part of a segment's `gradients` that the multiprocessors which its walks leave idle can work out in their time,
+// with `prepare` of another segment: a chunk's walks take 2.46 us whatever the heads, its gradients 6.15 us of one
+// multiprocessor a value head, `prepare` 1.6 (H200). Below a quarter it is not worth its memory: 0. Of one sequence,
+// all of up to 25 value heads, and a part of up to 41.
+float part_beside(const GatedDeltaParams& params, Cut cut) {
+  const int idle = idle_in_walks(params);
+  if (cut.segment_pieces > 1 || idle <= 0) return 0;
+  const float part = (2.46f * static_cast<float>(idle) / static_cast<float>(params.value_heads) - 1.6f) / 6.15f;
+  return part < 0.25f ? 0 : std::min(part, 1.f);
+}
+
+Pass backward_pass(const GatedDeltaParams& params, Cut cut) {
+  return part_beside(params, cut) > 0 ? Pass::kBackwardBeside : Pass::kBackward;
+}
+
+// All chunks in one piece.
+Cut whole(const GatedDeltaParams& params) { return {std::max(chunk_bound(params), 1), 1}; }
+
+Workspace make_workspace(const GatedDeltaParams& params, Cut cut, Pass pass) {
   Workspace workspace{};
   const int all_chunks = std::max(chunk_bound(params), 1);
-  workspace.segment_chunks = std::clamp(segment_chunks, 1, all_chunks);
+  workspace.piece_chunks = cut.piece_chunks;
+  workspace.segment_pieces = cut.segment_pieces;
+  workspace.segment_chunks = cut.piece_chunks * cut.segment_pieces;
   workspace.segments = (all_chunks + workspace.segment_chunks - 1) / workspace.segment_chunks;
+  workspace.pieces = workspace.segments * workspace.segment_pieces;
   size_t used = 0;
   const auto take = [&]<class T>(T*& pointer, size_t count) {
     pointer = reinterpret_cast<T*>(static_cast<char*>(params.workspace) + used);
@@ -36,7 +75,7 @@ Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pas
   const size_t chunks = workspace.segment_chunks, blocks = chunks * params.value_heads;
   take(workspace.first_chunk, params.sequences + 1);
   take(workspace.chunk_rows, all_chunks);
-  take(workspace.segment_sequences, workspace.segments);
+  take(workspace.piece_sequences, workspace.pieces);
   const bool beside = pass == Pass::kBackwardBeside;
   workspace.prepared_places = std::min(workspace.segments, beside ? 3 : 2);
   workspace.walked_places = std::min(workspace.segments, beside ? 2 : 1);
@@ -54,7 +93,7 @@ Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pas
     take(workspace.state_grad, blocks * kHeadDim * kHeadDim);
     workspace.walked_bytes = used - walked;
     used += (workspace.walked_places - 1) * workspace.walked_bytes;
-    take(workspace.carry, size_t{2} * params.value_heads * kHeadDim * kHeadDim);
+    take(workspace.carry, size_t{1} * (workspace.segment_pieces + 1) * params.value_heads * kHeadDim * kHeadDim);
   }
   workspace.bytes = used;
   return workspace;
@@ -90,32 +129,43 @@ std::string_view why_unsupported(const GatedDeltaParams& params) {
   return {};
 }
 
+// Those between pieces, and as many transitions where pieces are walked side by side.
 int32_t gated_delta_rule_checkpoints(const GatedDeltaParams& params) {
-  return (std::max(sm90::chunk_bound(params), 1) - 1) / sm90::segment_chunks(params);
+  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::cut_of(params), sm90::Pass::kForward);
+  return (workspace.pieces - 1) * (workspace.segment_pieces > 1 ? 2 : 1);
 }
 size_t gated_delta_rule_workspace_bytes(const GatedDeltaParams& params) {
-  return sm90::make_workspace(params, sm90::segment_chunks(params), sm90::Pass::kForward).bytes;
+  return sm90::make_workspace(params, sm90::cut_of(params), sm90::Pass::kForward).bytes;
 }
 size_t gated_delta_rule_backward_workspace_bytes(const GatedDeltaParams& params) {
-  return sm90::make_workspace(params, sm90::segment_chunks(params), sm90::backward_pass(params)).bytes;
+  const sm90::Cut cut = sm90::cut_of(params);
+  return sm90::make_workspace(params, cut, sm90::backward_pass(params, cut)).bytes;
 }
 size_t gated_delta_rule_prepared_bytes(const GatedDeltaParams& params) {
-  return sm90::make_workspace(params, sm90::chunk_bound(params), sm90::Pass::kForward).bytes;
+  return sm90::make_workspace(params, sm90::whole(params), sm90::Pass::kForward).bytes;
 }
 size_t gated_delta_rule_backward_steps_bytes(const GatedDeltaParams& params) {
-  return sm90::make_workspace(params, sm90::chunk_bound(params), sm90::Pass::kBackward).bytes;
+  return sm90::make_workspace(params, sm90::whole(params), sm90::Pass::kBackward).bytes;
 }
 
 cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
   if (params.sequences == 0) return cudaSuccess;
-  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::segment_chunks(params), sm90::Pass::kForward);
+  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::cut_of(params), sm90::Pass::kForward);
   cudaError_t error = sm90::launch_index(params, workspace, stream);
-  if (error == cudaSuccess) error = sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream);
-  for (int segment = 0; segment < workspace.segments && error == cudaSuccess; ++segment) {
-    error = sm90::launch_forward_walk<sm90::Walk::kOutput>(params, sm90::with_segment(workspace, segment), stream);
-    if (error == cudaSuccess && segment + 1 < workspace.segments) {
-      error =
-          sm90::launch_prepare(params, sm90::with_segment(workspace, segment + 1), 0, params.key_heads, true, stream);
+  const auto then = [&error](auto&& launch) {
+    if (error == cudaSuccess) error = launch();
+  };
+  then([&] { return sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream); });
+  for (int segment = 0; segment < workspace.segments; ++segment) {
+    const sm90::Workspace here = sm90::with_segment(workspace, segment);
+    if (workspace.segment_pieces > 1) {
+      then([&] { return sm90::launch_forward_walk<sm90::Walk::kEnds>(params, here, stream); });
+      then([&] { return sm90::launch_join_forward(params, here, stream); });
+    }
+    then([&] { return sm90::launch_forward_walk<sm90::Walk::kOutput>(params, here, stream); });
+    if (segment + 1 < workspace.segments) {
+      const sm90::Workspace next = sm90::with_segment(workspace, segment + 1);
+      then([&] { return sm90::launch_prepare(params, next, 0, params.key_heads, true, stream); });
     }
   }
   return error;
@@ -139,9 +189,13 @@ cudaError_t launch_backward(const GatedDeltaBackwardParams& params, const Worksp
     };
     error = launch_forward_walk<Walk::kStates>(forward, here, stream);
     prepare_next(0, key_heads / 2);
-    if (error == cudaSuccess) error = launch_backward_walk(params, here, stream);
+    if (workspace.segment_pieces > 1) {
+      if (error == cudaSuccess) error = launch_backward_walk<Walk::kStarts>(params, here, stream);
+      if (error == cudaSuccess) error = launch_join_backward(forward, here, stream);
+    }
+    if (error == cudaSuccess) error = launch_backward_walk<Walk::kStateGradients>(params, here, stream);
     prepare_next(key_heads / 2, key_heads);
-    if (error == cudaSuccess) error = launch_gradients(params, here, multiprocessors(), stream);
+    if (error == cudaSuccess) error = launch_gradients(params, here, 0, 1, multiprocessors(), stream);
   }
   return error;
 }
@@ -166,9 +220,9 @@ class Event {
   cudaError_t error_;
 };
 
-// `gradients` of a segment beside the walks along the next, which go through `walks`. A segment's places are used again
-// by the third after it (prepared) and the second (walked), when its gradients are done.
-cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const Workspace& workspace,
+// `gradients` of a segment, or `part` of it, beside the walks along the next, which go through `walks`. A segment's
+// places are used again by the third after it (prepared) and the second (walked), when its gradients are done.
+cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const Workspace& workspace, float part,
                                    cudaStream_t stream, cudaStream_t walks) {
   const GatedDeltaParams& forward = params.forward;
   const int last = workspace.segments - 1, key_heads = forward.key_heads, all = multiprocessors();
@@ -183,12 +237,14 @@ cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const
     const Workspace here = with_segment(workspace, segment);
     if (segment + 2 <= last) then([&] { return done[segment % 2].wait(walks); });
     then([&] { return launch_forward_walk<Walk::kStates>(forward, here, walks); });
-    then([&] { return launch_backward_walk(params, here, walks); });
+    then([&] { return launch_backward_walk<Walk::kStateGradients>(params, here, walks); });
     if (segment > 0) {
       then([&] { return launch_prepare(forward, with_segment(workspace, segment - 1), 0, key_heads, true, walks); });
     }
     then([&] { return walked.order(walks, stream); });
-    then([&] { return launch_gradients(params, here, segment > 0 ? idle_in_walks(forward, all) : all, stream); });
+    const float beside = segment > 0 ? part : 0;
+    then([&] { return launch_gradients(params, here, 0, beside, idle_in_walks(forward), stream); });
+    then([&] { return launch_gradients(params, here, beside, 1, all, stream); });
     then([&] { return done[segment % 2].record(stream); });
   }
   return error;
@@ -200,24 +256,25 @@ cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const
 cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams& params, cudaStream_t stream,
                                                   cudaStream_t beside) {
   if (params.forward.sequences == 0) return cudaSuccess;
-  const sm90::Pass pass = sm90::backward_pass(params.forward);
-  const sm90::Workspace workspace = sm90::make_workspace(params.forward, sm90::segment_chunks(params.forward), pass);
+  const sm90::Cut cut = sm90::cut_of(params.forward);
+  const sm90::Pass pass = sm90::backward_pass(params.forward, cut);
+  const sm90::Workspace workspace = sm90::make_workspace(params.forward, cut, pass);
   return pass == sm90::Pass::kBackwardBeside && workspace.segments > 1
-             ? sm90::launch_backward_beside(params, workspace, stream, beside)
+             ? sm90::launch_backward_beside(params, workspace, sm90::part_beside(params.forward, cut), stream, beside)
              : sm90::launch_backward(params, workspace, stream);
 }
 
 // The backward pass's workspace begins as the forward pass's.
 cudaError_t launch_gated_delta_rule_prepare_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
   if (params.sequences == 0) return cudaSuccess;
-  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::chunk_bound(params), sm90::Pass::kForward);
+  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::whole(params), sm90::Pass::kForward);
   const cudaError_t error = sm90::launch_index(params, workspace, stream);
   return error == cudaSuccess ? sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream) : error;
 }
 
 cudaError_t launch_gated_delta_rule_prepared_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
   if (params.sequences == 0) return cudaSuccess;
-  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::chunk_bound(params), sm90::Pass::kForward);
+  const sm90::Workspace workspace = sm90::make_workspace(params, sm90::whole(params), sm90::Pass::kForward);
   return sm90::launch_forward_walk<sm90::Walk::kOutput>(params, workspace, stream);
 }
 
@@ -225,14 +282,14 @@ cudaError_t launch_gated_delta_rule_backward_step_sm90(const GatedDeltaBackwardP
                                                        cudaStream_t stream) {
   const GatedDeltaParams& forward = params.forward;
   if (forward.sequences == 0) return cudaSuccess;
-  const sm90::Workspace workspace = sm90::make_workspace(forward, sm90::chunk_bound(forward), sm90::Pass::kBackward);
+  const sm90::Workspace workspace = sm90::make_workspace(forward, sm90::whole(forward), sm90::Pass::kBackward);
   switch (step) {
     case BackwardStep::kStates:
       return sm90::launch_forward_walk<sm90::Walk::kStates>(forward, workspace, stream);
     case BackwardStep::kStateGradients:
-      return sm90::launch_backward_walk(params, workspace, stream);
+      return sm90::launch_backward_walk<sm90::Walk::kStateGradients>(params, workspace, stream);
     case BackwardStep::kGradients:
-      return sm90::launch_gradients(params, workspace, sm90::multiprocessors(), stream);
+      return sm90::launch_gradients(params, workspace, 0, 1, sm90::multiprocessors(), stream);
   }
   return cudaErrorInvalidValue;
 }

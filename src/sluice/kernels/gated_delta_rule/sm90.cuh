@@ -40,19 +40,25 @@ enum Factor {
   kFactors = 5,
 };
 
-// The chunks of all sequences, one behind the other, are cut into segments of `segment_chunks`, which differ from
-// sequences. Both passes work on one segment at a time, the backward pass from the last to the first, so that their
-// intermediate results take the memory of few. The state at a segment's start is a checkpoint, which the forward pass
-// leaves to the next segment and to the backward pass; its gradient at the end comes from the segment after (carry).
-// While a walk goes along one segment, on part of the multiprocessors, `prepare` works on the next on the others; and
-// where walks leave most of them idle, so does `gradients` on the one before, which the walks of the pass have left.
+// The chunks of all sequences, one behind the other, are cut into pieces of `piece_chunks`, and these are taken by
+// segments of `segment_pieces`; both differ from sequences. Both passes work on one segment at a time, the backward
+// pass from the last to the first, so that their intermediate results take the memory of few. The state at a piece's
+// start is a checkpoint, which the forward pass leaves to the next segment and to the backward pass; its gradient at
+// the end comes from the piece after (carry). While a walk goes along one segment, on part of the multiprocessors,
+// `prepare` works on the next on the others; and where walks leave most of them idle, so does `gradients` on the one
+// before, which the walks of the pass have left.
+//
+// With few heads a segment has several pieces, which are walked side by side. That takes the states between them: a
+// piece is first walked from a state of zero, to Z at its end, and once more without values from the identity, to its
+// transition M; the state at its end is then M S + Z, which the pieces hand on one after the other (sm90_join.cu).
+// The backward pass has the checkpoints, and needs the transitions' transposes for its carries.
 //
 // Intermediate results in global memory. `chunks` is the number of a segment; the index of a chunk in it is the place
 // in the segment.
 struct Workspace {
-  int32_t* first_chunk;     // [n + 1], of each sequence; the last is the number of chunks
-  int2* chunk_rows;         // [all chunks]: first token, number of tokens
-  int2* segment_sequences;  // [segments]: first sequence and one past the last of which a segment holds chunks
+  int32_t* first_chunk;   // [n + 1], of each sequence; the last is the number of chunks
+  int2* chunk_rows;       // [all chunks]: first token, number of tokens
+  int2* piece_sequences;  // [pieces]: first sequence and one past the last of which a piece holds chunks
   // Of `prepare`; places that segments take in turn:
   bf16* inverse;   // [chunks, Hv] tiles [64, 64]: N
   bf16* scores;    // [chunks, Hv] tiles [64, 64]: P
@@ -63,8 +69,8 @@ struct Workspace {
   bf16* state;       // [chunks, Hv, 2 (V half), 2 (K half)] tiles [64 v, 64 k]: S at the chunk's start
   bf16* state_grad;  // likewise: gradient of S at the chunk's end
   // Of the backward pass:
-  float* carry;  // [2, Hv, K, V]: gradient of the state at a segment's start, those of odd segments second
-  int segments, segment_chunks;
+  float* carry;  // [segment_pieces + 1, Hv, K, V]: gradient of the state at a piece's start, in places by turns
+  int pieces, piece_chunks, segments, segment_pieces, segment_chunks;
   int segment;  // the one in work
   int prepared_places, walked_places;
   size_t prepared_bytes, walked_bytes;  // of a place
@@ -74,11 +80,47 @@ struct Workspace {
   __device__ int segment_end(int sequences) const {
     return min(segment_begin() + segment_chunks, first_chunk[sequences]);
   }
+  __device__ int first_piece() const { return segment * segment_pieces; }
+  __device__ int last_piece() const { return first_piece() + segment_pieces - 1; }
+
+  // Whether a piece holds chunks of a sequence that began before it; of one that goes on after it; the same one both,
+  // so that it is all that the piece holds.
+  __device__ bool is_entered(int piece) const {
+    const int2 sequences = piece_sequences[piece];
+    return sequences.x < sequences.y && first_chunk[sequences.x] < piece * piece_chunks;
+  }
+  __device__ bool is_left(int piece) const {
+    const int2 sequences = piece_sequences[piece];
+    return sequences.x < sequences.y && first_chunk[sequences.y] > (piece + 1) * piece_chunks;
+  }
+  __device__ bool is_crossed(int piece) const {
+    const int2 sequences = piece_sequences[piece];
+    return sequences.y == sequences.x + 1 && is_entered(piece) && is_left(piece);
+  }
+
+  // [Hv, K, V] by piece: the state at its start, where a sequence enters it; its transition, in memory of [K, K], where
+  // one crosses it; the gradient of the state at its start.
+  __device__ float* checkpoint(const GatedDeltaParams& params, int piece) const {
+    return params.checkpoints + (piece - 1) * state_size(params);
+  }
+  __device__ float* transition(const GatedDeltaParams& params, int piece) const {
+    return params.checkpoints + (pieces - 1 + piece - 1) * state_size(params);
+  }
+  __device__ float* carried(const GatedDeltaParams& params, int piece) const {
+    return carry + piece % (segment_pieces + 1) * state_size(params);
+  }
+  __device__ static int64_t state_size(const GatedDeltaParams& params) {
+    return static_cast<int64_t>(params.value_heads) * kHeadDim * kHeadDim;
+  }
+};
+// How the chunks are cut.
+struct Cut {
+  int piece_chunks, segment_pieces;
 };
 // kBackwardBeside: with gradients of one segment beside the walks along the next.
 enum class Pass { kForward, kBackward, kBackwardBeside };
 // With the first segment in work.
-Workspace make_workspace(const GatedDeltaParams& params, int segment_chunks, Pass pass);
+Workspace make_workspace(const GatedDeltaParams& params, Cut cut, Pass pass);
 Workspace with_segment(Workspace workspace, int segment);
 
 // Of chunks: the true number is known on the device alone.
@@ -89,15 +131,21 @@ cudaError_t launch_index(const GatedDeltaParams& params, const Workspace& worksp
 cudaError_t launch_prepare(const GatedDeltaParams& params, const Workspace& workspace, int first, int last, bool beside,
                            cudaStream_t stream);
 
-// What a walk along the chunks of a sequence does (sm90_forward.cu).
-enum class Walk { kOutput, kStates };
+// What a walk along the chunks of a sequence does: forward (sm90_forward.cu), to the states at the ends of a segment's
+// pieces but the last (kEnds), or with all that the pass wants of it; backward (sm90_backward.cu), to the gradients at
+// the starts of a segment's pieces but the first (kStarts), or with all.
+enum class Walk { kOutput, kStates, kEnds, kStateGradients, kStarts };
 template <Walk kWalk>
 cudaError_t launch_forward_walk(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
+template <Walk kWalk>
 cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const Workspace& workspace,
                                  cudaStream_t stream);
-// On that many multiprocessors.
-cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, int multiprocessors,
-                             cudaStream_t stream);
+// After kEnds or kStarts: the states, or their gradients, between the segment's pieces.
+cudaError_t launch_join_forward(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
+cudaError_t launch_join_backward(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
+// The part [first, last] of the segment's chunks, 0 to 1, on that many multiprocessors.
+cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, float first,
+                             float last, int multiprocessors, cudaStream_t stream);
 
 __device__ inline PackView pack_of(const GatedDeltaParams& params) {
   return {params.cu_seqlens, params.sequences, params.tokens};

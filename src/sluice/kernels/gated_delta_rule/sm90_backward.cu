@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The walk backward (sm90_walk.cuh): carries the state's gradient from the last chunk to the first, as dS^T [64 v, 128
-// k] in registers, and writes, for each chunk, the gradient of the state at its end, and the gradient of v. Per chunk,
+// k] in registers, and writes, for each chunk, the gradient of the state at its end, and the gradient of v
+// (Walk::kStateGradients), or neither (Walk::kStarts). Per chunk,
 // with dO the gradient of the output and the names of sm90.cuh (N, P and the factors are those of the forward walk):
 //   dE = P^T dO + beta e^(G_C - G) (K~ dS')      dV = N^T dE
 //   dS = e^G_C dS' - K~^T (e^G dV) + scale Q~^T (e^G dO)
@@ -12,22 +13,41 @@
 namespace sluice::sm90 {
 namespace {
 
-constexpr int kStagingTiles = 3;  // one [64 t, 64 v] of dV, two of dS
+constexpr uint32_t kSigns = 0x80008000;  // of a pair of bf16
 
-template <int kGroups>
-using Layout = WalkLayout<kGroups, true, kStagingTiles>;
-
-// The gradient of the state at the start of a segment, written by it and read by the one before. Two places in turn: in
-// one segment one sequence may read and another write.
-__device__ float* carried(const GatedDeltaParams& params, const Workspace& workspace, int head, int segment) {
-  return workspace.carry + (static_cast<int64_t>(segment % 2) * params.value_heads + head) * kHeadDim * kHeadDim;
+// Where the gradient of an item's state comes from, null for zeros, and where it goes at its start, null for nowhere.
+template <Walk kWalk>
+__device__ const float* end_of(const GatedDeltaBackwardParams& backward, const Workspace& workspace,
+                               const WalkItem& item) {
+  const GatedDeltaParams& params = backward.forward;
+  const int64_t head = item.head * kHeadDim * kHeadDim;
+  if (item.ends) {
+    return backward.grad_final_state ? backward.grad_final_state + item.sequence * workspace.state_size(params) + head
+                                     : nullptr;
+  }
+  if (kWalk == Walk::kStarts && item.piece != workspace.last_piece()) return nullptr;
+  return workspace.carried(params, item.piece + 1) + head;
+}
+template <Walk kWalk>
+__device__ float* start_of(const GatedDeltaBackwardParams& backward, const Workspace& workspace, const WalkItem& item) {
+  const GatedDeltaParams& params = backward.forward;
+  const int64_t head = item.head * kHeadDim * kHeadDim;
+  if (item.starts) {
+    return backward.grad_initial_state
+               ? backward.grad_initial_state + item.sequence * workspace.state_size(params) + head
+               : nullptr;
+  }
+  // Those between a segment's pieces are there when all gradients are walked to.
+  if (kWalk == Walk::kStateGradients && item.piece != workspace.first_piece()) return nullptr;
+  return workspace.carried(params, item.piece) + head;
 }
 
-template <int kGroups>
+template <Walk kWalk, int kGroups>
 __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const Workspace& workspace, uint8_t* memory,
                                int group, int thread) {
-  using Layout = sm90::Layout<kGroups>;
+  using Layout = WalkLayout<kWalk, kGroups>;
   using Stage = typename Layout::Stage;
+  constexpr bool kAll = kWalk == Walk::kStateGradients;
   const GatedDeltaParams& params = backward.forward;
   const uint32_t shared = shared_address(memory);
   const uint32_t staging = shared + Layout::staging(group);
@@ -35,19 +55,15 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
 
   RingPosition<Layout::kStages> ring;
   RingPosition<1> turn;  // of the staging area
-  for (int index = blockIdx.x; index < walk_items<kGroups>(params, workspace); index += gridDim.x) {
-    const WalkItem item = walk_item<kGroups>(params, workspace, index);
+  WalkItem item;
+  for (int index = blockIdx.x; find_walk_item<kWalk, kGroups>(item, params, workspace, index); index += gridDim.x) {
     const int column = (item.group + group) * kHalf;
-    const int64_t state_block =
-        (static_cast<int64_t>(item.sequence) * params.value_heads + item.head) * kHeadDim * kHeadDim;
-
     float state[64];  // dS^T [64 v, 128 k]
-    const float* end = backward.grad_final_state ? backward.grad_final_state + state_block : nullptr;
-    if (!item.ends) end = carried(params, workspace, item.head, workspace.segment + 1);
-    load_state(state, end, column, thread);
+    load_state(state, end_of<kWalk>(backward, workspace, item), column, thread);
 
     for (int i = item.chunks - 1; i >= 0; --i, ring.advance()) {
-      const uint32_t stage = shared + ring.stage * Stage::bytes;
+      // From one lane, so that descriptors are made in uniform registers.
+      const uint32_t stage = __shfl_sync(~0u, shared + ring.stage * Stage::bytes, 0);
       const float* factors = reinterpret_cast<const float*>(memory + ring.stage * Stage::bytes + Stage::factors);
       barrier_wait(Layout::full(shared, ring.stage), ring.parity);
       fence_async_proxy();
@@ -62,10 +78,12 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       multiply_state(written, state_operand, stage + Stage::k);
       multiply_tile<Major::kSummedRows>(error_grad, out_grad, stage + Stage::scores, false);
       mma_commit();
-      barrier_wait(Layout::stored(shared, group, Staged::kState), turn.parity ^ 1);
-      store_rows(staging + kTile, state_operand, thread, kTile);
-      fence_async_proxy();
-      barrier_arrive(Layout::staged(shared, group, Staged::kState));
+      if constexpr (kAll) {
+        barrier_wait(Layout::stored(shared, group, Staged::kState), turn.parity ^ 1);
+        store_rows(staging + kTile, state_operand, thread, kTile);
+        fence_async_proxy();
+        barrier_arrive(Layout::staged(shared, group, Staged::kState));
+      }
       uint32_t read_grad[4][4];  // scale e^G rq dO^T
       const ColumnFactors read_factors(factors + kRead * kChunk, lane), write_factors(factors + kWrite * kChunk, lane);
 #pragma unroll
@@ -77,9 +95,11 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       mma_wait<0>();
       pin(written);
       pin(error_grad);
-      write_factors.scale(written);
 #pragma unroll
-      for (int p = 0; p < 32; ++p) error_grad[p] += written[p];
+      for (int p = 0; p < 32; ++p) {
+        const float2 f = write_factors.value[p / 4];
+        error_grad[p] = fmaf(p % 2 == 0 ? f.x : f.y, written[p], error_grad[p]);
+      }
       uint32_t left[4][4];
       pack(left, error_grad);
 #pragma unroll
@@ -97,31 +117,32 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       uint32_t value_grad_pairs[4][4];
       pack(value_grad_pairs, value_grad);
 #pragma unroll
-      for (float& x : value_grad) x = -x;
-      predict_factors.scale(value_grad);
-      pack(left, value_grad);
+      for (int p = 0; p < 16; ++p) {
+        const float2 f = predict_factors.value[p / 2];
+        left[p / 4][p % 4] = pack(f.x * value_grad[2 * p], f.y * value_grad[2 * p + 1]) ^ kSigns;
+      }
       mma_fence();
       add_outer_products(state, left, stage + Stage::k);
       mma_commit();
-      barrier_wait(Layout::stored(shared, group, Staged::kTokens), turn.parity ^ 1);
-      store_transposed(staging, value_grad_pairs, thread);
-      barrier_arrive(Layout::staged(shared, group, Staged::kTokens));
+      if constexpr (kAll) {
+        barrier_wait(Layout::stored(shared, group, Staged::kTokens), turn.parity ^ 1);
+        store_transposed(staging, value_grad_pairs, thread);
+        barrier_arrive(Layout::staged(shared, group, Staged::kTokens));
+      }
       mma_wait<0>();
       pin(state);
       barrier_arrive(Layout::empty(shared, ring.stage));
       turn.advance();
     }
-    float* begin = backward.grad_initial_state ? backward.grad_initial_state + state_block : nullptr;
-    if (!item.starts) begin = carried(params, workspace, item.head, workspace.segment);
-    if (begin) store_state(begin, state, column, thread);
+    if (float* start = start_of<kWalk>(backward, workspace, item)) store_state(start, state, column, thread);
   }
 }
 
-template <int kGroups>
-__global__ __launch_bounds__(Layout<kGroups>::kThreads,
+template <Walk kWalk, int kGroups>
+__global__ __launch_bounds__(WalkLayout<kWalk, kGroups>::kThreads,
                              1) void walk_backward(const __grid_constant__ GatedDeltaBackwardParams params,
                                                    const __grid_constant__ Workspace workspace) {
-  using Layout = sm90::Layout<kGroups>;
+  using Layout = WalkLayout<kWalk, kGroups>;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
   Layout::init(shared);
@@ -131,34 +152,38 @@ __global__ __launch_bounds__(Layout<kGroups>::kThreads,
     if constexpr (kGroups == 2) registers_decrease<56>();
     const int storer = thread / 32 - kLoaders / 32;  // its group
     if (thread < kLoaders) {
-      load_chunks<Layout, kGroups, true, true>(params.forward, workspace, params.grad_out, params.grad_out_stride,
-                                               shared, thread);
-    } else if (storer < kGroups) {
-      store_chunks<Layout, kGroups, true>(params.forward, workspace, params.grad_v, params.grad_v_stride, 0,
-                                          workspace.state_grad, memory, storer, thread % 32);
+      load_chunks<kWalk, kGroups>(params.forward, workspace, params.grad_out, params.grad_out_stride, shared, thread);
+    } else if (kWalk != Walk::kStarts && storer < kGroups) {
+      store_chunks<kWalk, kGroups>(params.forward, workspace, params.grad_v, params.grad_v_stride, 0,
+                                   workspace.state_grad, memory, storer, thread % 32);
     }
   } else {
     if constexpr (kGroups == 2) registers_increase<224>();
-    consume_chunks<kGroups>(params, workspace, memory, warpgroup, thread);
+    consume_chunks<kWalk, kGroups>(params, workspace, memory, warpgroup, thread);
   }
 }
 
-template <int kGroups>
+template <Walk kWalk, int kGroups>
 cudaError_t launch(const GatedDeltaBackwardParams& params, const Workspace& workspace, int multiprocessors,
                    cudaStream_t stream) {
-  using Layout = sm90::Layout<kGroups>;
-  const int grid = std::min(walk_items<kGroups>(params.forward, params.forward.sequences), multiprocessors);
-  return launch_with_shared_memory(walk_backward<kGroups>, grid, Layout::kThreads, Layout::bytes, stream, params,
+  using Layout = WalkLayout<kWalk, kGroups>;
+  const int grid = std::min(most_walk_items<kWalk, kGroups>(params.forward, workspace), multiprocessors);
+  return launch_with_shared_memory(walk_backward<kWalk, kGroups>, grid, Layout::kThreads, Layout::bytes, stream, params,
                                    workspace);
 }
 
 }  // namespace
 
+template <Walk kWalk>
 cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const Workspace& workspace,
                                  cudaStream_t stream) {
   const int all = multiprocessors();
-  return split_values(params.forward, all) ? launch<1>(params, workspace, all, stream)
-                                           : launch<2>(params, workspace, all, stream);
+  return split_values<kWalk>(params.forward, workspace, all) ? launch<kWalk, 1>(params, workspace, all, stream)
+                                                             : launch<kWalk, 2>(params, workspace, all, stream);
 }
+template cudaError_t launch_backward_walk<Walk::kStateGradients>(const GatedDeltaBackwardParams&, const Workspace&,
+                                                                 cudaStream_t);
+template cudaError_t launch_backward_walk<Walk::kStarts>(const GatedDeltaBackwardParams&, const Workspace&,
+                                                         cudaStream_t);
 
 }  // namespace sluice::sm90

@@ -46,15 +46,14 @@ __device__ void load_keys(const GatedDeltaParams& params, const Workspace& works
   copy_arrive(full);
 }
 
-__device__ void produce(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientStorage& shared,
-                        int thread) {
+__device__ void produce(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientItems items,
+                        GradientStorage& shared, int thread) {
   const GatedDeltaParams& params = backward.forward;
   const int heads = params.value_heads / params.key_heads;
-  const int items = gradient_items(params, workspace);
   const int error_token = segment_token(params, workspace);
   RingPosition<kSlots> ring;
   RingPosition<1> keys;
-  for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
+  for (int index = items.first + blockIdx.x; index < items.last; index += gridDim.x, keys.advance()) {
     const GradientItem item = gradient_item(params, workspace, index);
     for (int i = 0; i < heads; ++i) {
       const int head = item.key_head * heads + i;
@@ -146,17 +145,16 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
 }
 
 // The consumer of R.
-__device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Workspace& workspace,
+__device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientItems items,
                               GradientStorage& shared, int thread) {
   const GatedDeltaParams& params = backward.forward;
   const int warp = thread / 32, lane = thread % 32;
   const int heads = params.value_heads / params.key_heads;
-  const int items = gradient_items(params, workspace);
 
   SlotReader slots{shared, lane, {}};
   RingPosition<1> keys;
   int turn = 0;
-  for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
+  for (int index = items.first + blockIdx.x; index < items.last; index += gridDim.x, keys.advance()) {
     const GradientItem item = gradient_item(params, workspace, index);
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
@@ -200,12 +198,11 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
 }
 
 // A consumer of one half of K's columns: H, J, F and the gradients of q and k.
-__device__ void consume_half(const GatedDeltaBackwardParams& backward, const Workspace& workspace,
+__device__ void consume_half(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientItems items,
                              GradientStorage& shared, int half, int thread) {
   const GatedDeltaParams& params = backward.forward;
   const int warp = thread / 32, lane = thread % 32;
   const int heads = params.value_heads / params.key_heads;
-  const int items = gradient_items(params, workspace);
   const uint32_t k_tile = shared_address(shared.k) + half * kTile, q_tile = shared_address(shared.q) + half * kTile;
   const uint32_t staging = shared_address(shared.staging);
   const int row = 16 * warp + lane / 4;
@@ -213,7 +210,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
   SlotReader slots{shared, lane, {}};
   RingPosition<1> keys;
   int turn = 0;
-  for (int index = blockIdx.x; index < items; index += gridDim.x, keys.advance()) {
+  for (int index = items.first + blockIdx.x; index < items.last; index += gridDim.x, keys.advance()) {
     const GradientItem item = gradient_item(params, workspace, index);
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
@@ -358,7 +355,8 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
 }
 
 __global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__ GatedDeltaBackwardParams params,
-                                                         const __grid_constant__ Workspace workspace) {
+                                                         const __grid_constant__ Workspace workspace,
+                                                         GradientItems items) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<GradientStorage*>(memory);
   if (threadIdx.x == 0) {
@@ -371,27 +369,34 @@ __global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__
     barrier_init_fence();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  const int chunks = workspace.segment_end(params.forward.sequences) - workspace.segment_begin();
+  items.last = min(items.last, chunks * params.forward.key_heads);  // of all chunks the true number is known here alone
+  // The warpgroup, and a slot's index, come from one lane, so that descriptors are made in uniform registers.
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), thread = threadIdx.x % kWarpgroup;
   // The CTA starts with 128 registers a thread; these add up to the same.
   if (warpgroup == kConsumers) {
     registers_decrease<40>();
-    produce(params, workspace, shared, thread);
+    produce(params, workspace, items, shared, thread);
   } else if (warpgroup == kHalves) {
     registers_decrease<120>();
-    consume_pairs(params, workspace, shared, thread);
+    consume_pairs(params, workspace, items, shared, thread);
   } else {
     registers_increase<176>();
-    consume_half(params, workspace, shared, warpgroup, thread);
+    consume_half(params, workspace, items, shared, warpgroup, thread);
   }
 }
 
 }  // namespace
 
-cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, int multiprocessors,
-                             cudaStream_t stream) {
+cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, float first,
+                             float last, int multiprocessors, cudaStream_t stream) {
   constexpr int kBytes = sizeof(GradientStorage);
-  const int grid = std::min(workspace.segment_chunks * params.forward.key_heads, multiprocessors);
-  return launch_with_shared_memory(gradients, grid, kThreads, kBytes, stream, params, workspace);
+  const int all = workspace.segment_chunks * params.forward.key_heads;
+  const auto place = [all](float part) { return static_cast<int>(part * static_cast<float>(all)); };
+  const GradientItems items{place(first), place(last)};
+  const int grid = std::min(items.last - items.first, multiprocessors);
+  if (grid <= 0) return cudaSuccess;
+  return launch_with_shared_memory(gradients, grid, kThreads, kBytes, stream, params, workspace, items);
 }
 
 }  // namespace sluice::sm90

@@ -46,9 +46,10 @@ struct GradientItem {
   int64_t first;        // token
   int rows;
 };
-__device__ inline int gradient_items(const GatedDeltaParams& params, const Workspace& workspace) {
-  return (workspace.segment_end(params.sequences) - workspace.segment_begin()) * params.key_heads;
-}
+// The items of one launch; a CTA takes every gridDim.x-th.
+struct GradientItems {
+  int first, last;
+};
 __device__ inline GradientItem gradient_item(const GatedDeltaParams& params, const Workspace& workspace, int index) {
   const int chunk = index / params.key_heads;
   const int2 rows = workspace.chunk_rows[workspace.segment_begin() + chunk];
@@ -135,7 +136,7 @@ struct SlotReader {
   // Waits for a slot of the current head; returns its index.
   __device__ int wait(int slot) const {
     const int position = ring.stage + slot;
-    const int index = position % kSlots;
+    const int index = __shfl_sync(~0u, position % kSlots, 0);
     barrier_wait(shared_address(&shared.slot_full[index]), ring.parity ^ (position >= kSlots ? 1 : 0));
     return index;
   }

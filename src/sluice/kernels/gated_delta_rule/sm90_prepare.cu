@@ -19,7 +19,7 @@ __device__ int sequence_of(const Workspace& workspace, int sequences, int chunk)
   return low;
 }
 
-// Fills first_chunk, chunk_rows and segment_sequences. One CTA.
+// Fills first_chunk, chunk_rows and piece_sequences. One CTA.
 __global__ void index_chunks(GatedDeltaParams params, Workspace workspace) {
   __shared__ int32_t warp_sum[32];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -57,17 +57,17 @@ __global__ void index_chunks(GatedDeltaParams params, Workspace workspace) {
     const int first = span.first + (chunk - workspace.first_chunk[sequence]) * kChunk;
     workspace.chunk_rows[chunk] = {first, min(kChunk, span.last - first)};
   }
-  // Every sequence belongs to a segment, empty ones too: those from the first chunk's to, where that one begins before
-  // it, the next segment's first included.
-  for (int segment = thread; segment < workspace.segments; segment += kIndexThreads) {
-    const int begin = segment * workspace.segment_chunks, end = begin + workspace.segment_chunks;
+  // Every sequence belongs to a piece, empty ones too: those from the first chunk's to, where that one begins before
+  // it, the next piece's first included.
+  for (int piece = thread; piece < workspace.pieces; piece += kIndexThreads) {
+    const int begin = piece * workspace.piece_chunks, end = begin + workspace.piece_chunks;
     int2 sequences = {0, params.sequences};
-    if (segment > 0) sequences.x = begin < before ? sequence_of(workspace, params.sequences, begin) : params.sequences;
+    if (piece > 0) sequences.x = begin < before ? sequence_of(workspace, params.sequences, begin) : params.sequences;
     if (end < before) {
       const int next = sequence_of(workspace, params.sequences, end);
       sequences.y = workspace.first_chunk[next] < end ? next + 1 : next;
     }
-    workspace.segment_sequences[segment] = sequences;
+    workspace.piece_sequences[piece] = sequences;
   }
 }
 

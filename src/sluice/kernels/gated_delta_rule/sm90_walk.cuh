@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The walk along the chunks of a sequence that carries a state, forward or backward: how work is dealt out and loaded.
 //
-// An item is one sequence and one value head, or (with one consumer warpgroup a CTA, when that is what fills the chip)
-// one V half of it. A consumer warpgroup owns 64 of the state's V columns, as S^T [64 v, 128 k] in fp32 registers,
-// across all chunks; the V halves never meet. All products are taken transposed, with V along the accumulator's rows,
-// so that each result is the next product's left operand in registers: a chunk passes no intermediate result through
-// shared memory. The last warpgroup moves data: two warps load the chunks' tiles into a ring of stages, and one warp a
-// consumer warpgroup carries what that one staged in shared memory out to global memory. CTAs are persistent: the
-// loaders run ahead into the next item.
+// An item is what a piece holds of one sequence and one value head, or (with one consumer warpgroup a CTA, when that is
+// what fills the chip) one V half of it. A consumer warpgroup owns 64 of the state's V columns, as S^T [64 v, 128 k] in
+// fp32 registers, across all chunks; the V halves never meet. All products are taken transposed, with V along the
+// accumulator's rows, so that each result is the next product's left operand in registers: a chunk passes no
+// intermediate result through shared memory. The last warpgroup moves data: two warps load the chunks' tiles into a
+// ring of stages, and one warp a consumer warpgroup carries what that one staged in shared memory out to global memory.
+// CTAs are persistent: the loaders run ahead into the next item.
 #pragma once
 
 #include "sluice/kernels/gated_delta_rule/sm90.cuh"
@@ -33,10 +33,19 @@ constexpr int kLoaders = 64;  // threads
 // What a consumer warpgroup stages for its storing warp: the first staging tile; the two after it.
 enum class Staged { kTokens = 0, kState = 1 };
 
+constexpr bool is_backward(Walk walk) { return walk == Walk::kStateGradients || walk == Walk::kStarts; }
+constexpr bool reads_queries(Walk walk) { return walk == Walk::kOutput || is_backward(walk); }
+// Tiles a group stages: [64 t, 64 v] of output, errors or gradients of v; and the state's two.
+constexpr int staging_tiles(Walk walk) {
+  if (walk == Walk::kEnds || walk == Walk::kStarts) return 0;
+  return walk == Walk::kOutput ? 1 : 3;
+}
+
 // Shared memory of the CTA: the stages, a staging area for what each group writes, the barriers.
-template <int kGroups, bool kQuery, int kStagingTiles>
+template <Walk kWalk, int kGroups>
 struct WalkLayout {
-  using Stage = sm90::Stage<kGroups, kQuery>;
+  using Stage = sm90::Stage<kGroups, reads_queries(kWalk)>;
+  static constexpr int kStagingTiles = staging_tiles(kWalk);
   static constexpr uint32_t kLimit = 227 * 1024;
   static constexpr uint32_t kStagingBytes = kGroups * kStagingTiles * kTile;
   static constexpr int kStages =
@@ -77,40 +86,64 @@ struct WalkLayout {
   }
 };
 
-// The part of a sequence that lies in the segment.
+// The part of a sequence that lies in a piece.
 struct WalkItem {
-  int sequence, head, group;  // `group`: the V half of the CTA's first consumer warpgroup
-  Span span;                  // its tokens
-  int first_chunk, chunks;    // the first one's place in the segment
-  bool starts, ends;          // with the sequence
+  int piece, sequence, head, group;  // `group`: the V half of the CTA's first consumer warpgroup
+  Span span;                         // its tokens
+  int first_chunk, chunks;           // the first one's place in the segment
+  bool starts, ends;                 // with the sequence
+  bool transition;                   // of the piece: from the identity, without values
 };
-template <int kGroups>
-__host__ __device__ int walk_items(const GatedDeltaParams& params, int sequences) {
-  return sequences * params.value_heads * (2 / kGroups);
+// How many sequences of a piece a walk goes along; a transition counts as one.
+template <Walk kWalk>
+__device__ int walk_parts(const Workspace& workspace, int piece) {
+  const bool first = piece == workspace.first_piece(), last = piece == workspace.last_piece();
+  if constexpr (kWalk == Walk::kEnds) {
+    if (last || !workspace.is_left(piece)) return 0;
+    return !first && workspace.is_crossed(piece) ? 2 : 1;
+  } else if constexpr (kWalk == Walk::kStarts) {
+    return !first && workspace.is_entered(piece) ? 1 : 0;
+  } else {
+    const int2 sequences = workspace.piece_sequences[piece];
+    return sequences.y - sequences.x;
+  }
 }
-template <int kGroups>
-__device__ int walk_items(const GatedDeltaParams& params, const Workspace& workspace) {
-  const int2 sequences = workspace.segment_sequences[workspace.segment];
-  return walk_items<kGroups>(params, sequences.y - sequences.x);
-}
-template <int kGroups>
-__device__ WalkItem walk_item(const GatedDeltaParams& params, const Workspace& workspace, int index) {
-  WalkItem item;
-  item.group = index % (2 / kGroups);
-  index /= 2 / kGroups;
-  item.head = index % params.value_heads;
-  item.sequence = workspace.segment_sequences[workspace.segment].x + index / params.value_heads;
+// The segment's item of that index; false where it has fewer.
+template <Walk kWalk, int kGroups>
+__device__ bool find_walk_item(WalkItem& item, const GatedDeltaParams& params, const Workspace& workspace, int index) {
+  constexpr int kParts = 2 / kGroups;
+  item.piece = workspace.first_piece();
+  for (int count; index >= (count = walk_parts<kWalk>(workspace, item.piece) * params.value_heads * kParts);
+       ++item.piece) {
+    if (item.piece == workspace.last_piece()) return false;
+    index -= count;
+  }
+  item.group = index % kParts;
+  item.head = index / kParts % params.value_heads;
+  const int part = index / (kParts * params.value_heads);
+  const int2 sequences = workspace.piece_sequences[item.piece];
+  item.transition = kWalk == Walk::kEnds && part == 1;
+  item.sequence = kWalk == Walk::kEnds ? sequences.y - 1 : sequences.x + part;
   item.span = sequence_span(pack_of(params), item.sequence);
   const int begin = workspace.first_chunk[item.sequence], end = workspace.first_chunk[item.sequence + 1];
-  const int segment_begin = workspace.segment_begin(), segment_end = segment_begin + workspace.segment_chunks;
-  item.starts = begin >= segment_begin;
-  item.ends = end <= segment_end;
-  const int first = max(begin, segment_begin), last = min(end, segment_end);
+  const int piece_begin = item.piece * workspace.piece_chunks, piece_end = piece_begin + workspace.piece_chunks;
+  item.starts = begin >= piece_begin;
+  item.ends = end <= piece_end;
+  const int first = max(begin, piece_begin), last = min(end, piece_end);
   if (!item.ends) item.span.last = item.span.first + (last - begin) * kChunk;
   item.span.first += (first - begin) * kChunk;
-  item.first_chunk = first - segment_begin;
+  item.first_chunk = first - workspace.segment_begin();
   item.chunks = max(last - first, 0);
-  return item;
+  return true;
+}
+// At most so many items: a sequence more for every place between pieces; or, to their ends, two a piece but one of the
+// first and none of the last, and to their starts one but none of the first.
+template <Walk kWalk, int kGroups>
+int most_walk_items(const GatedDeltaParams& params, const Workspace& workspace) {
+  int parts = params.sequences + workspace.segment_pieces - 1;
+  if (kWalk == Walk::kEnds) parts = 2 * (workspace.segment_pieces - 2) + 1;
+  if (kWalk == Walk::kStarts) parts = workspace.segment_pieces - 1;
+  return parts * params.value_heads * (2 / kGroups);
 }
 
 struct WalkChunk {
@@ -125,17 +158,19 @@ __device__ inline WalkChunk walk_chunk(const WalkItem& item, int value_heads, in
 }
 
 // The loaders. `value`, of token stride `value_stride`, is v or grad_out.
-template <class Layout, int kGroups, bool kQuery, bool kReverse>
+template <Walk kWalk, int kGroups>
 __device__ void load_chunks(const GatedDeltaParams& params, const Workspace& workspace, const bf16* value,
                             int64_t value_stride, uint32_t shared, int thread) {
+  using Layout = WalkLayout<kWalk, kGroups>;
   using Stage = typename Layout::Stage;
+  constexpr bool kQuery = reads_queries(kWalk);
   RingPosition<Layout::kStages> ring;
-  for (int index = blockIdx.x; index < walk_items<kGroups>(params, workspace); index += gridDim.x) {
-    const WalkItem item = walk_item<kGroups>(params, workspace, index);
+  WalkItem item;
+  for (int index = blockIdx.x; find_walk_item<kWalk, kGroups>(item, params, workspace, index); index += gridDim.x) {
     const int64_t key_column = item.head / (params.value_heads / params.key_heads) * kHeadDim;
     const int64_t value_column = item.head * kHeadDim + item.group * kHalf;
     for (int i = 0; i < item.chunks; ++i, ring.advance()) {
-      const WalkChunk chunk = walk_chunk(item, params.value_heads, kReverse ? item.chunks - 1 - i : i);
+      const WalkChunk chunk = walk_chunk(item, params.value_heads, is_backward(kWalk) ? item.chunks - 1 - i : i);
       const uint32_t stage = shared + ring.stage * Stage::bytes;
       const uint32_t full = Layout::full(shared, ring.stage);
       barrier_wait(Layout::empty(shared, ring.stage), ring.parity ^ 1);
@@ -169,16 +204,17 @@ __device__ void load_chunks(const GatedDeltaParams& params, const Workspace& wor
 
 // A storing warp: the first staged tile of each chunk to `tokens` [tokens, Hv, V], which begins at token `first_token`;
 // and, when there are `states`, the other two to the chunk's state.
-template <class Layout, int kGroups, bool kReverse>
+template <Walk kWalk, int kGroups>
 __device__ void store_chunks(const GatedDeltaParams& params, const Workspace& workspace, bf16* tokens, int64_t stride,
                              int first_token, bf16* states, uint8_t* memory, int group, int lane) {
+  using Layout = WalkLayout<kWalk, kGroups>;
   const uint32_t shared = shared_address(memory);
   RingPosition<1> turn;
-  for (int index = blockIdx.x; index < walk_items<kGroups>(params, workspace); index += gridDim.x) {
-    const WalkItem item = walk_item<kGroups>(params, workspace, index);
+  WalkItem item;
+  for (int index = blockIdx.x; find_walk_item<kWalk, kGroups>(item, params, workspace, index); index += gridDim.x) {
     const int half = item.group + group;
     for (int i = 0; i < item.chunks; ++i, turn.advance()) {
-      const WalkChunk chunk = walk_chunk(item, params.value_heads, kReverse ? item.chunks - 1 - i : i);
+      const WalkChunk chunk = walk_chunk(item, params.value_heads, is_backward(kWalk) ? item.chunks - 1 - i : i);
       if (states) {
         barrier_wait(Layout::staged(shared, group, Staged::kState), turn.parity);
         if (lane == 0) {
@@ -213,6 +249,13 @@ __device__ inline void load_state(float (&state)[64], const float* memory, int c
   for (int i = 0; i < 64; ++i) {
     const StateElement at = state_element(i, thread);
     state[i] = memory ? memory[at.k * kHeadDim + column + at.v] : 0.f;
+  }
+}
+__device__ inline void set_identity(float (&state)[64], int column, int thread) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const StateElement at = state_element(i, thread);
+    state[i] = at.k == column + at.v ? 1.f : 0.f;
   }
 }
 __device__ inline void store_state(float* memory, const float (&state)[64], int column, int thread) {
@@ -273,13 +316,9 @@ __device__ inline int segment_token(const GatedDeltaParams& params, const Worksp
 
 // One consumer warpgroup a CTA and twice the CTAs while they fit on the chip at once: then its chain of products, which
 // is what binds, has a multiprocessor to itself.
-inline bool split_values(const GatedDeltaParams& params, int multiprocessors) {
-  return walk_items<1>(params, params.sequences) <= multiprocessors;
-}
-
-// Multiprocessors without a walk, where the values are split.
-inline int idle_in_walks(const GatedDeltaParams& params, int multiprocessors) {
-  return multiprocessors - walk_items<1>(params, params.sequences);
+template <Walk kWalk>
+bool split_values(const GatedDeltaParams& params, const Workspace& workspace, int multiprocessors) {
+  return most_walk_items<kWalk, 1>(params, workspace) <= multiprocessors;
 }
 
 // Of the current device; a launch will say where there is none.

@@ -13,15 +13,19 @@ namespace sluice {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxBlocks = 1188;  // of the weight's gradient: three rounds of 3 on each of 132 multiprocessors
+constexpr int kResident = 3;      // blocks a multiprocessor in the backward pass
+constexpr int kMaxBlocks = 1188;  // of the weight's gradient: three rounds of these on each of 132 multiprocessors
 
 template <typename T>
-__device__ const T* row_of(const NormRows& rows, int64_t row, int heads) {
+__device__ const T* row_of(const NormRows& rows, uint32_t row, uint32_t heads) {
   return static_cast<const T*>(rows.data) + row / heads * rows.token_stride + row % heads * rows.head_stride;
 }
 template <typename T>
-__device__ T* row_of(const MutableNormRows& rows, int64_t row, int heads) {
+__device__ T* row_of(const MutableNormRows& rows, uint32_t row, uint32_t heads) {
   return static_cast<T*>(rows.data) + row / heads * rows.token_stride + row % heads * rows.head_stride;
+}
+__device__ uint32_t row_count(const GatedRmsNormParams& params) {
+  return static_cast<uint32_t>(params.tokens) * params.heads;
 }
 
 template <int kGroup>
@@ -49,10 +53,9 @@ __device__ float inverse_rms(float squares, const GatedRmsNormParams& params) {
 template <typename T, typename Weight, int kGroup>
 __global__ __launch_bounds__(kThreads) void normalize(const __grid_constant__ GatedRmsNormParams params) {
   constexpr int kLanes = kVector<T>;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / kGroup) + threadIdx.x / kGroup;
-  const int64_t rows = params.tokens * params.heads;
+  const uint32_t row = blockIdx.x * (kThreads / kGroup) + threadIdx.x / kGroup, rows = row_count(params);
   const int column = threadIdx.x % kGroup * kLanes;
-  const int64_t source = min(row, rows - 1);  // every thread takes part in the shuffles
+  const uint32_t source = min(row, rows - 1);  // every thread takes part in the shuffles
   const auto x = Lanes<T, kLanes>::load(row_of<T>(params.x, source, params.heads) + column);
   const auto gate = Lanes<T, kLanes>::load(row_of<T>(params.gate, source, params.heads) + column);
   float squares = 0.f;
@@ -70,8 +73,8 @@ __global__ __launch_bounds__(kThreads) void normalize(const __grid_constant__ Ga
 
 template <typename T, typename Weight>
 __global__ __launch_bounds__(kThreads) void normalize_any(const __grid_constant__ GatedRmsNormParams params) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (row >= params.tokens * params.heads) return;
+  const uint32_t row = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  if (row >= row_count(params)) return;
   const int lane = threadIdx.x % 32;
   const T* x = row_of<T>(params.x, row, params.heads);
   const T* gate = row_of<T>(params.gate, row, params.heads);
@@ -85,45 +88,55 @@ __global__ __launch_bounds__(kThreads) void normalize_any(const __grid_constant_
   }
 }
 
-// Groups take the rows in turn; a block adds up its share of the weight's gradient.
+// Groups take the rows in turn, the next of which is on its way while one is worked on; a block adds up its share of
+// the weight's gradient.
 template <typename T, typename Weight, int kGroup>
-__global__ __launch_bounds__(kThreads) void normalize_backward(
+__global__ __launch_bounds__(kThreads, kResident) void normalize_backward(
     const __grid_constant__ GatedRmsNormBackwardParams backward) {
   constexpr int kLanes = kVector<T>;
   constexpr int kGroups = kThreads / kGroup;
+  using Row = Lanes<T, kLanes>;
   __shared__ float shares[kGroups][kGroup * kLanes];
   const GatedRmsNormParams& params = backward.forward;
-  const int64_t rows = params.tokens * params.heads;
+  const uint32_t rows = row_count(params), stride = gridDim.x * kGroups;
   const int group = threadIdx.x / kGroup, column = threadIdx.x % kGroup * kLanes;
   float weight[kLanes], weight_grad[kLanes] = {};
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) weight[i] = widen(static_cast<const Weight*>(params.weight)[column + i]);
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups; first < rows;
-       first += static_cast<int64_t>(gridDim.x) * kGroups) {
-    const bool exists = first + group < rows;
-    const int64_t row = exists ? first + group : first;
-    const auto x = Lanes<T, kLanes>::load(row_of<T>(params.x, row, params.heads) + column);
-    const auto gate = Lanes<T, kLanes>::load(row_of<T>(params.gate, row, params.heads) + column);
-    const auto grad = Lanes<T, kLanes>::load(row_of<T>(backward.grad_out, row, params.heads) + column);
+  Row next_x, next_gate, next_grad;
+  const auto load = [&](uint32_t row) {  // the last one where there is none: every thread takes part in the shuffles
+    row = min(row, rows - 1);
+    next_x = Row::load(row_of<T>(params.x, row, params.heads) + column);
+    next_gate = Row::load(row_of<T>(params.gate, row, params.heads) + column);
+    next_grad = Row::load(row_of<T>(backward.grad_out, row, params.heads) + column);
+  };
+  load(blockIdx.x * kGroups + group);
+  for (uint32_t first = blockIdx.x * kGroups; first < rows; first += stride) {
+    const uint32_t row = first + group;
+    const Row x = next_x, gate = next_gate, grad = next_grad;
+    if (first + stride < rows) load(row + stride);
     float squares = 0.f, dot = 0.f;  // sum of h x
     float reaching[kLanes];          // h
+    float slope[kLanes];
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       const float value = widen(x.value[i]);
+      const Opening opening = open_gate<T>(widen(gate.value[i]), params.silu);
       squares += value * value;
-      reaching[i] = widen(grad.value[i]) * open_gate<T>(widen(gate.value[i]), params.silu).value;
+      reaching[i] = widen(grad.value[i]) * opening.value;
+      slope[i] = widen(grad.value[i]) * opening.slope;
       dot += reaching[i] * weight[i] * value;
     }
     const float r = inverse_rms(group_sum<kGroup>(squares), params);
     const float along = group_sum<kGroup>(dot) * r / static_cast<float>(params.value_dim);
-    if (!exists) continue;
+    if (row >= rows) continue;
     float grad_x[kLanes], grad_gate[kLanes];
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       const float unit = widen(x.value[i]) * r;
       weight_grad[i] += reaching[i] * unit;
       grad_x[i] = r * (reaching[i] * weight[i] - unit * along);
-      grad_gate[i] = widen(grad.value[i]) * weight[i] * unit * open_gate<T>(widen(gate.value[i]), params.silu).slope;
+      grad_gate[i] = slope[i] * weight[i] * unit;
     }
     narrow<T>(grad_x).store(row_of<T>(backward.grad_x, row, params.heads) + column);
     narrow<T>(grad_gate).store(row_of<T>(backward.grad_gate, row, params.heads) + column);
@@ -143,10 +156,10 @@ template <typename T, typename Weight>
 __global__ __launch_bounds__(32) void normalize_any_backward(
     const __grid_constant__ GatedRmsNormBackwardParams backward) {
   const GatedRmsNormParams& params = backward.forward;
-  const int64_t rows = params.tokens * params.heads;
+  const uint32_t rows = row_count(params);
   float* share = backward.partial + static_cast<int64_t>(blockIdx.x) * params.value_dim;
   for (int i = threadIdx.x; i < params.value_dim; i += 32) share[i] = 0.f;
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+  for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* x = row_of<T>(params.x, row, params.heads);
     const T* gate = row_of<T>(params.gate, row, params.heads);
     const T* grad = row_of<T>(backward.grad_out, row, params.heads);
