@@ -25,9 +25,9 @@ struct GatedDeltaParams {
   float scale;
   bool qk_l2norm;   // q and k are divided by sqrt(sum of squares + 1e-6) first
   void* workspace;  // gated_delta_rule_workspace_bytes, aligned to 1024 bytes
-  // [gated_delta_rule_checkpoints, Hv, K, V]: states inside long sequences, and with few heads what a piece of the tokens
-  // makes of the state before it; written by the forward pass and read by the backward pass, both of which work on a
-  // segment of the tokens at a time
+  // [gated_delta_rule_checkpoints, Hv, K, V]: states inside long sequences, and with few heads what a piece of the
+  // tokens makes of the state before it; written by the forward pass and read by the backward pass, both of which work
+  // on a segment of the tokens at a time
   float* checkpoints;
 
   __nv_bfloat16* out;  // [T, Hv, V]
