@@ -160,6 +160,7 @@ def test_sums_of_gradients_may_lie_on_their_owners_alone():
     assert sum(owned) < sum(held) - 0.6 * held[2]   # what is under way is a few buckets
 
 
-def test_one_model_is_asked_for():
-    done = run("plan", "--preset", "qwen3_5-tiny", "--config", "x.json", check=False)
+def test_one_model_is_asked_for(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    done = run("plan", "--preset", "qwen3_5-tiny", "--config", tmp_path / "config.json", check=False)
     assert done.returncode == 2 and "give either --preset or --config" in done.stderr
