@@ -104,8 +104,9 @@ struct Batch {
 template <typename T, int kLanes, int kSources>
 struct BatchQueue {
   using Row = Lanes<T, kLanes>;
-  static constexpr int kBytes = 32 * 1024;
+  static constexpr int kBytes = 32 * 1024;  // of kResident blocks on a multiprocessor
   static constexpr int kPlaces = std::min(4, kBytes / static_cast<int>(kSources * kBatch * kThreads * sizeof(Row)));
+  static_assert(kPlaces >= 2, "a batch on its way while one is worked on");
   Row rows[kPlaces][kSources][kBatch][kThreads];
 
   // The first `count` of a batch.

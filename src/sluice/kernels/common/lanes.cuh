@@ -8,31 +8,31 @@
 
 namespace sluice {
 
-// One access of so many bytes to global memory; the compiler may write a struct of halves in pieces.
-__device__ inline void store_word(void* destination, uint4 word) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
+// 16 or 8 bytes to global memory in one access; the compiler may write a struct of bfloat16 in several.
+__device__ inline void store_vector(void* destination, uint4 vector) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(vector.x), "r"(vector.y),
+               "r"(vector.z), "r"(vector.w)
                : "memory");
 }
-__device__ inline void store_word(void* destination, uint2 word) {
-  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(destination), "r"(word.x), "r"(word.y) : "memory");
+__device__ inline void store_vector(void* destination, uint2 vector) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(destination), "r"(vector.x), "r"(vector.y) : "memory");
 }
 
-// `kCount` neighbours, read and written at once; their address must be a multiple of their size, that of store() in
-// global memory.
+// `kCount` neighbours, read and written at once. Their address must be a multiple of their size; that of store() lies
+// in global memory.
 template <typename T, int kCount>
 struct alignas(kCount * sizeof(T)) Lanes {
   T value[kCount];
   static __device__ Lanes load(const T* source) { return *reinterpret_cast<const Lanes*>(source); }
   __device__ void store(T* destination) const {
     if constexpr (sizeof(Lanes) == sizeof(uint4)) {
-      uint4 word;
-      memcpy(&word, this, sizeof(word));
-      store_word(destination, word);
+      uint4 vector;
+      memcpy(&vector, this, sizeof(vector));
+      store_vector(destination, vector);
     } else if constexpr (sizeof(Lanes) == sizeof(uint2)) {
-      uint2 word;
-      memcpy(&word, this, sizeof(word));
-      store_word(destination, word);
+      uint2 vector;
+      memcpy(&vector, this, sizeof(vector));
+      store_vector(destination, vector);
     } else {
       *reinterpret_cast<Lanes*>(destination) = *this;
     }

@@ -39,9 +39,10 @@ GatedDeltaOutput gated_delta_rule(
     bool qk_l2norm,                              // divide each q and k by sqrt(sum of squares + 1e-6) first
     bool output_final_state = true);             // of thousands of sequences it is gigabytes
 
-// The rule in two steps: first what depends on neither v nor the states, in a form of the device's own, on a GPU
-// 13 KiB a token of 48 value heads; then the rest, also several times with other v and initial_state. Takes no part in
-// autograd, and leaves no checkpoints: GatedDeltaBackward needs none.
+// The rule in two steps, which on a GPU with few heads may have other bits than the whole: first what depends on
+// neither v nor the states, in a form of the device's own, on a GPU 13 KiB a token of 48 value heads; then the rest,
+// also several times with other v and initial_state. Takes no part in autograd, and leaves no checkpoints:
+// GatedDeltaBackward needs none.
 Tensor gated_delta_rule_prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
                                 const Tensor& cu_seqlens, double scale, bool qk_l2norm);
 GatedDeltaOutput gated_delta_rule_prepared(const Tensor& prepared, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -73,8 +74,8 @@ GatedDeltaGradients gated_delta_rule_backward(const Tensor& grad_out, const std:
                                               double scale, bool qk_l2norm, Tensor& grad_q, Tensor& grad_k,
                                               Tensor& grad_v);
 
-// The same in two steps, of which the first needs no gradient of the final state. Holds intermediate results of all
-// tokens between the steps, on a GPU 84 KiB a token of 48 value heads.
+// The same in two steps (bits as above), of which the first needs no gradient of the final state. Holds intermediate
+// results of all tokens between the steps, on a GPU 84 KiB a token of 48 value heads.
 class GatedDeltaBackward {
  public:
   // from_zero: the first step also gives the gradient of the initial state, as if that of the final state were zero.

@@ -7,10 +7,19 @@
 namespace sluice {
 namespace sm90 {
 
+// One launch after the other, up to the first that fails.
+struct Launches {
+  cudaError_t error = cudaSuccess;
+  void operator()(auto&& launch) {
+    if (error == cudaSuccess) error = launch();
+  }
+};
+
 // Pieces of a segment, walked side by side: 3 or more, or 1. The passes then take five walks along a piece (kEnds,
 // kOutput, kStates, kStarts, kStateGradients) instead of three along the longest sequence, and twice hand states from
 // piece to piece (us, H200). The multiprocessors must hold all walks at once, of which every place between pieces adds
-// one. Nothing is known of the sequences' lengths here: equal ones need pieces least.
+// one. Nothing is known of the sequences' lengths here: equal ones need pieces least. Fitted to passes over one
+// sequence of 6, 12 and 16 heads: to hand a state on takes 6 or 7 us of `join`, and its piece 2 to begin.
 int segment_pieces(const GatedDeltaParams& params) {
   constexpr float kWalkChunk = 1.2f, kHandOn = 9, kLaunches = 9;
   const auto chunks = static_cast<float>(chunk_bound(params));
@@ -44,7 +53,7 @@ int idle_in_walks(const GatedDeltaParams& params) {
 // The part of a segment's `gradients` that the multiprocessors which its walks leave idle can work out in their time,
 // with `prepare` of another segment: a chunk's walks take 2.46 us whatever the heads, its gradients 6.15 us of one
 // multiprocessor a value head, `prepare` 1.6 (H200). Below a quarter it is not worth its memory: 0. Of one sequence,
-// all of up to 25 value heads, and a part of up to 41.
+// all of 23 to 25 value heads, and a part of up to 40; with fewer heads pieces are walked, where they pay.
 float part_beside(const GatedDeltaParams& params, Cut cut) {
   const int idle = idle_in_walks(params);
   if (cut.segment_pieces > 1 || idle <= 0) return 0;
@@ -151,10 +160,8 @@ size_t gated_delta_rule_backward_steps_bytes(const GatedDeltaParams& params) {
 cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
   if (params.sequences == 0) return cudaSuccess;
   const sm90::Workspace workspace = sm90::make_workspace(params, sm90::cut_of(params), sm90::Pass::kForward);
-  cudaError_t error = sm90::launch_index(params, workspace, stream);
-  const auto then = [&error](auto&& launch) {
-    if (error == cudaSuccess) error = launch();
-  };
+  sm90::Launches then;
+  then([&] { return sm90::launch_index(params, workspace, stream); });
   then([&] { return sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream); });
   for (int segment = 0; segment < workspace.segments; ++segment) {
     const sm90::Workspace here = sm90::with_segment(workspace, segment);
@@ -168,7 +175,7 @@ cudaError_t launch_gated_delta_rule_sm90(const GatedDeltaParams& params, cudaStr
       then([&] { return sm90::launch_prepare(params, next, 0, params.key_heads, true, stream); });
     }
   }
-  return error;
+  return then.error;
 }
 
 namespace sm90 {
@@ -178,26 +185,27 @@ namespace {
 cudaError_t launch_backward(const GatedDeltaBackwardParams& params, const Workspace& workspace, cudaStream_t stream) {
   const GatedDeltaParams& forward = params.forward;
   const int last = workspace.segments - 1, key_heads = forward.key_heads;
-  cudaError_t error = launch_index(forward, workspace, stream);
-  if (error == cudaSuccess) error = launch_prepare(forward, with_segment(workspace, last), 0, key_heads, false, stream);
-  for (int segment = last; segment >= 0 && error == cudaSuccess; --segment) {
+  Launches then;
+  then([&] { return launch_index(forward, workspace, stream); });
+  then([&] { return launch_prepare(forward, with_segment(workspace, last), 0, key_heads, false, stream); });
+  for (int segment = last; segment >= 0; --segment) {
     const Workspace here = with_segment(workspace, segment);
     // The next segment is prepared beside the walks, half of the key heads beside each.
     const auto prepare_next = [&](int first, int end) {
-      if (error == cudaSuccess && segment > 0 && first < end)
-        error = launch_prepare(forward, with_segment(workspace, segment - 1), first, end, true, stream);
+      if (segment == 0 || first == end) return;
+      then([&] { return launch_prepare(forward, with_segment(workspace, segment - 1), first, end, true, stream); });
     };
-    error = launch_forward_walk<Walk::kStates>(forward, here, stream);
+    then([&] { return launch_forward_walk<Walk::kStates>(forward, here, stream); });
     prepare_next(0, key_heads / 2);
     if (workspace.segment_pieces > 1) {
-      if (error == cudaSuccess) error = launch_backward_walk<Walk::kStarts>(params, here, stream);
-      if (error == cudaSuccess) error = launch_join_backward(forward, here, stream);
+      then([&] { return launch_backward_walk<Walk::kStarts>(params, here, stream); });
+      then([&] { return launch_join_backward(forward, here, stream); });
     }
-    if (error == cudaSuccess) error = launch_backward_walk<Walk::kStateGradients>(params, here, stream);
+    then([&] { return launch_backward_walk<Walk::kStateGradients>(params, here, stream); });
     prepare_next(key_heads / 2, key_heads);
-    if (error == cudaSuccess) error = launch_gradients(params, here, 0, 1, multiprocessors(), stream);
+    then([&] { return launch_gradients(params, here, 0, 1, multiprocessors(), stream); });
   }
-  return error;
+  return then.error;
 }
 
 class Event {
@@ -227,13 +235,11 @@ cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const
   const GatedDeltaParams& forward = params.forward;
   const int last = workspace.segments - 1, key_heads = forward.key_heads, all = multiprocessors();
   Event walked, done[2];
-  cudaError_t error = walked.order(stream, walks);
-  const auto then = [&error](auto&& launch) {
-    if (error == cudaSuccess) error = launch();
-  };
+  Launches then;
+  then([&] { return walked.order(stream, walks); });
   then([&] { return launch_index(forward, workspace, walks); });
   then([&] { return launch_prepare(forward, with_segment(workspace, last), 0, key_heads, false, walks); });
-  for (int segment = last; segment >= 0 && error == cudaSuccess; --segment) {
+  for (int segment = last; segment >= 0; --segment) {
     const Workspace here = with_segment(workspace, segment);
     if (segment + 2 <= last) then([&] { return done[segment % 2].wait(walks); });
     then([&] { return launch_forward_walk<Walk::kStates>(forward, here, walks); });
@@ -247,7 +253,7 @@ cudaError_t launch_backward_beside(const GatedDeltaBackwardParams& params, const
     then([&] { return launch_gradients(params, here, beside, 1, all, stream); });
     then([&] { return done[segment % 2].record(stream); });
   }
-  return error;
+  return then.error;
 }
 
 }  // namespace
@@ -268,8 +274,10 @@ cudaError_t launch_gated_delta_rule_backward_sm90(const GatedDeltaBackwardParams
 cudaError_t launch_gated_delta_rule_prepare_sm90(const GatedDeltaParams& params, cudaStream_t stream) {
   if (params.sequences == 0) return cudaSuccess;
   const sm90::Workspace workspace = sm90::make_workspace(params, sm90::whole(params), sm90::Pass::kForward);
-  const cudaError_t error = sm90::launch_index(params, workspace, stream);
-  return error == cudaSuccess ? sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream) : error;
+  sm90::Launches then;
+  then([&] { return sm90::launch_index(params, workspace, stream); });
+  then([&] { return sm90::launch_prepare(params, workspace, 0, params.key_heads, false, stream); });
+  return then.error;
 }
 
 cudaError_t launch_gated_delta_rule_prepared_sm90(const GatedDeltaParams& params, cudaStream_t stream) {

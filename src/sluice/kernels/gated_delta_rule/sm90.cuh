@@ -45,8 +45,8 @@ enum Factor {
 // pass from the last to the first, so that their intermediate results take the memory of few. The state at a piece's
 // start is a checkpoint, which the forward pass leaves to the next segment and to the backward pass; its gradient at
 // the end comes from the piece after (carry). While a walk goes along one segment, on part of the multiprocessors,
-// `prepare` works on the next on the others; and where walks leave most of them idle, so does `gradients` on the one
-// before, which the walks of the pass have left.
+// `prepare` works on the next on the others; and where walks leave enough of them idle, so does `gradients`, or a part
+// of it, on the one before, which the walks of the pass have left.
 //
 // With few heads a segment has several pieces, which are walked side by side. That takes the states between them: a
 // piece is first walked from a state of zero, to Z at its end, and once more without values from the identity, to its
@@ -143,7 +143,7 @@ cudaError_t launch_backward_walk(const GatedDeltaBackwardParams& params, const W
 // After kEnds or kStarts: the states, or their gradients, between the segment's pieces.
 cudaError_t launch_join_forward(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
 cudaError_t launch_join_backward(const GatedDeltaParams& params, const Workspace& workspace, cudaStream_t stream);
-// The part [first, last] of the segment's chunks, 0 to 1, on that many multiprocessors.
+// The part [first, last], 0 to 1, of the segment's items, a chunk and key head each, on that many multiprocessors.
 cudaError_t launch_gradients(const GatedDeltaBackwardParams& params, const Workspace& workspace, float first,
                              float last, int multiprocessors, cudaStream_t stream);
 
@@ -155,11 +155,11 @@ __device__ inline PackView pack_of(const GatedDeltaParams& params) {
 // the distance between rows is `stride` elements. Called by `kThreads` threads.
 template <int kThreads>
 __device__ inline void copy_token_tile(uint32_t tile, const bf16* source, int64_t stride, int rows, int thread) {
-  const int first = thread / 8, piece = thread % 8;
-  source += first * stride + piece * 8;
+  const int first = thread / 8, vector = thread % 8;
+  source += first * stride + vector * 8;
 #pragma unroll
   for (int i = 0; i < kChunk; i += kThreads / 8) {
-    copy_16_or_zero(tile + tile_offset(first + i, piece * 8), source, first + i < rows);
+    copy_16_or_zero(tile + tile_offset(first + i, vector * 8), source, first + i < rows);
     source += kThreads / 8 * stride;
   }
 }
@@ -167,13 +167,13 @@ __device__ inline void copy_token_tile(uint32_t tile, const bf16* source, int64_
 // Stores a [64, 64] tile to token rows, the first `rows` of them. Called by `kThreads` threads.
 template <int kThreads>
 __device__ inline void store_token_tile(bf16* destination, int64_t stride, int rows, const uint8_t* tile, int thread) {
-  const int first = thread / 8, piece = thread % 8;
-  destination += first * stride + piece * 8;
+  const int first = thread / 8, vector = thread % 8;
+  destination += first * stride + vector * 8;
 #pragma unroll
   for (int i = 0; i < kChunk; i += kThreads / 8) {
     if (first + i < rows) {
       *reinterpret_cast<uint4*>(destination) =
-          *reinterpret_cast<const uint4*>(tile + tile_offset(first + i, piece * 8));
+          *reinterpret_cast<const uint4*>(tile + tile_offset(first + i, vector * 8));
     }
     destination += kThreads / 8 * stride;
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk backward (sm90_walk.cuh): carries the state's gradient from the last chunk to the first, as dS^T [64 v, 128
-// k] in registers, and writes, for each chunk, the gradient of the state at its end, and the gradient of v
-// (Walk::kStateGradients), or neither (Walk::kStarts). Per chunk,
-// with dO the gradient of the output and the names of sm90.cuh (N, P and the factors are those of the forward walk):
+// The walk backward (sm90_walk.cuh): carries the state's gradient from the last chunk to the first, as dS^T in
+// registers, [64 v, 128 k], and writes, for each chunk, the gradient of the state at its end and the gradient of v
+// (Walk::kStateGradients), or neither (Walk::kStarts). Per chunk, with dO the gradient of the output and the names of
+// sm90.cuh (N, P and the factors are those of the forward walk):
 //   dE = P^T dO + beta e^(G_C - G) (K~ dS')      dV = N^T dE
 //   dS = e^G_C dS' - K~^T (e^G dV) + scale Q~^T (e^G dO)
 #include <algorithm>

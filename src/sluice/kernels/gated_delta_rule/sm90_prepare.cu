@@ -194,8 +194,8 @@ __device__ void row_norms(PrepareStorage& shared, bool qk_l2norm, int thread) {
   for (int which = 0; which < 2; ++which) {
     const uint8_t* tile = (which == 0 ? shared.input.k : shared.input.q) + half * kTile;
 #pragma unroll
-    for (int piece = 0; piece < 8; ++piece) {
-      const uint4 data = *reinterpret_cast<const uint4*>(tile + tile_offset(row, piece * 8));
+    for (int vector = 0; vector < 8; ++vector) {
+      const uint4 data = *reinterpret_cast<const uint4*>(tile + tile_offset(row, vector * 8));
       for (const uint32_t pair : {data.x, data.y, data.z, data.w}) {
         const float2 x = unpack(pair);
         sum[which] += x.x * x.x + x.y * x.y;
@@ -350,7 +350,7 @@ __global__ __launch_bounds__(kWarpgroup, 4) void prepare(GatedDeltaParams params
     uint8_t* const scores_tile = reinterpret_cast<uint8_t*>(workspace.scores + block * kChunk * kChunk);
 #pragma unroll
     for (int index = thread; index < kChunk * 8; index += kWarpgroup) {
-      const int t = index / 8, s = ((index ^ t) & 7) * 8;  // the element at piece `index` of the tile
+      const int t = index / 8, s = ((index ^ t) & 7) * 8;  // the element at vector `index` of the tile
       uint4 data = {0, 0, 0, 0};
       if (t / kBlock >= s / kBlock) {  // the blocks above the diagonal were not written
         const float4 low = *reinterpret_cast<const float4*>(&shared.matrix.inverse[t][s]);

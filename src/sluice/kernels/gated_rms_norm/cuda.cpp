@@ -22,9 +22,10 @@ MutableNormRows mutable_rows_of(const Tensor& x) { return {x.mutable_data_ptr(),
 
 GatedRmsNormParams make_params(const Tensor& x, const Tensor& gate, const Tensor& weight, double eps,
                                std::string_view activation) {
-  SLUICE_CHECK(x.size(0) * x.size(1) <= std::numeric_limits<std::int32_t>::max() && gate.device() == x.device() &&
-                   weight.device() == x.device(),
+  SLUICE_CHECK(gate.device() == x.device() && weight.device() == x.device(),
                "gated_rms_norm: gate and weight must be on the device of x, {}", x.device().str());
+  SLUICE_CHECK(x.size(0) * x.size(1) <= std::numeric_limits<std::int32_t>::max(),
+               "gated_rms_norm: too many rows in one pack: x is {}; split it", describe(x));
   GatedRmsNormParams params{};
   params.x = rows_of(x);
   params.gate = rows_of(gate);

@@ -23,7 +23,7 @@ struct MutableNormRows {
 struct GatedRmsNormParams {
   NormRows x, gate;
   const void* weight;  // [V]
-  int64_t tokens;
+  int64_t tokens;      // T H < 2^31
   int32_t heads, value_dim;
   NormType type, weight_type;
   float eps;
