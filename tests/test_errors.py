@@ -251,12 +251,12 @@ def test_faulty_data_is_refused(fault, sound, tmp_path):
 
 def test_data_that_is_not_there_is_refused(sound, tmp_path):
     none = tmp_path / "none.jsonl"
-    check_refused(sft(sound, none, tmp_path / "run", "--quiet", check=False), DATA, f"--data.path {none}: no such file or folder")
+    check_refused(sft(sound, none, tmp_path / "run", "--quiet", check=False), DATA, f"--data.path: {none}: no such file or folder")
     (tmp_path / "there.jsonl").write_text('{"text": "one"}')
     check_refused(sft(sound, tmp_path / "there.jsonl", tmp_path / "run", "--eval.data", none, "--quiet", check=False), DATA,
-                  f"--eval.data {none}: no such file or folder")   # said before the model is read
+                  f"--eval.data: {none}: no such file or folder")   # said before the model is read
     check_refused(run("generate", "--model", tmp_path / "nowhere", "--prompt", "x", check=False), DATA,
-                  f"--model {tmp_path / 'nowhere'}: no such file or folder")
+                  f"--model: {tmp_path / 'nowhere'}: no such file or folder")
     check_refused(sft(sound, tmp_path, tmp_path / "run", "--quiet", check=False), DATA, str(tmp_path))
 
 

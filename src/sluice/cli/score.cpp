@@ -104,9 +104,7 @@ void write_scores(const std::vector<Sequence>& sequences, const std::vector<floa
 
 ExitCode run_score(const ScoreOptions& options, const Invocation& invocation) {
   only_one_process("score");
-  if (std::filesystem::exists(options.out)) {
-    fail_usage("{}: exists; name another file or remove it first", options.out.string());
-  }
+  check_new_file(options.out);
   InputEncoder encoder(options.model.path, options.chat_template, std::nullopt);
   if (invocation.dry_run) {
     const auto vocab_size = vocab_size_of(options.model.path);

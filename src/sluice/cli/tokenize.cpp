@@ -39,9 +39,9 @@ void print_samples(const TokenizeOptions& options, const Tokenizer& tokenizer, S
 
 ExitCode run_tokenize(const TokenizeOptions& options, const Invocation&) {
   const auto& folder = options.model.path;
-  if (const auto advice = advice_about(folder);
-      !advice.empty() && !std::filesystem::exists(folder / "tokenizer.json")) {
-    fail_data("{}: no tokenizer.json in this folder. {}", folder.string(), advice);
+  if (!std::filesystem::exists(folder / "tokenizer.json")) {
+    const auto advice = advice_about(folder);
+    if (!advice.empty()) fail_data("{}: no tokenizer.json in this folder. {}", folder.string(), advice);
   }
   const auto tokenizer = Tokenizer::load(folder);
   const auto special = options.control ? SpecialTokens::kControl : SpecialTokens::kLiteral;

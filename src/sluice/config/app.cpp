@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <new>
 #include <span>
 #include <typeinfo>
@@ -52,7 +53,7 @@ ExitCode run_command(const Command& command, Arguments arguments) {
     print(command_help(command, list, help.section));
     return ExitCode::kDone;
   }
-  apply_command_line(list, arguments);
+  const auto origins = apply_command_line(list, arguments);
   const auto common = bound->common();
   const auto resolved = to_toml(list);
   if (common.print_config) {
@@ -60,7 +61,7 @@ ExitCode run_command(const Command& command, Arguments arguments) {
     return ExitCode::kDone;
   }
   check_required(list);
-  check_inputs(list);
+  check_inputs(list, origins);
   if (common.quiet) set_log_level(LogLevel::kWarning);
   return bound->run({common.dry_run, resolved, changed_settings(list)});
 }
@@ -139,6 +140,10 @@ int run_program(const Program& program, const std::vector<std::string>& argument
     return report(error.code(), error.what(), error, debug);
   } catch (const std::bad_alloc& error) {
     return report(ExitCode::kMemory, "out of memory", error, debug);
+  } catch (const std::filesystem::filesystem_error& error) {
+    const bool denied = error.code() == std::errc::permission_denied;
+    const auto text = debug ? error.what() : fmt::format("{}: {}", error.path1().string(), error.code().message());
+    return report(denied ? ExitCode::kData : ExitCode::kRuntime, text, error, debug);
   } catch (const std::exception& error) {
     const bool memory = program.is_out_of_memory && program.is_out_of_memory(error);
     const auto text = debug ? std::string_view(error.what()) : message_alone(error.what());

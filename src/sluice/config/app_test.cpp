@@ -39,12 +39,18 @@ ExitCode run_sft(const ExampleOptions& options, const Invocation& invocation) {
 struct NoOptions {
   void describe(OptionList&) {}
 };
+struct FileOptions {
+  std::filesystem::path path;
+  void describe(OptionList& option) { option("path", path, "what to read", {.input = true}); }
+};
 struct ReadOptions {
   std::filesystem::path file;
   std::optional<std::filesystem::path> second;
+  std::vector<FileOptions> files;
   void describe(OptionList& option) {
     option("file", file, "read first", {.input = true});
     option("second", second, "then", {.input = true});
+    option("files", files, "at last");
   }
 };
 ExitCode run_read(const ReadOptions&, const Invocation&) { return ExitCode::kDone; }
@@ -57,6 +63,9 @@ ExitCode run_out_of_device_memory(const NoOptions&, const Invocation&) {
   throw OutOfDeviceMemory("tried 3 GiB\nframe #0");
 }
 ExitCode run_unforeseen(const NoOptions&, const Invocation&) { throw std::logic_error("index 3 of 2\nframe #0: a.so"); }
+ExitCode run_denied(const NoOptions&, const Invocation&) {
+  throw std::filesystem::filesystem_error("status", "/root/a", std::make_error_code(std::errc::permission_denied));
+}
 ExitCode run_bad_data(const NoOptions&, const Invocation&) { fail_data("a.jsonl:3: no messages"); }
 ExitCode run_requeue(const NoOptions&, const Invocation&) { return ExitCode::kRequeue; }
 
@@ -71,8 +80,8 @@ Outcome sluice(const std::vector<std::string>& arguments) {
       .commands = {command("sft", "fine-tune on conversations", run_sft, {"train", "finetune"}),
                    command("read", "read a file", run_read), command("memory", "run out of it", run_out_of_memory),
                    command("device", "run out of its memory", run_out_of_device_memory),
-                   command("unforeseen", "throw", run_unforeseen), command("data", "read bad data", run_bad_data),
-                   command("requeue", "stop early", run_requeue)},
+                   command("unforeseen", "throw", run_unforeseen), command("denied", "may not read", run_denied),
+                   command("data", "read bad data", run_bad_data), command("requeue", "stop early", run_requeue)},
       .is_out_of_memory = [](const std::exception& e) {
         return dynamic_cast<const OutOfDeviceMemory*>(&e) != nullptr;
       }};
@@ -136,9 +145,28 @@ TEST(App, NamesTheOptionOfAPathWhereNothingIs) {
   EXPECT_EQ(sluice({"read", "--file", here, "--second", "none"}).status, 0);
   const auto relative = sluice({"read", "--file", "no/such.jsonl", "--dry-run"});
   EXPECT_EQ(relative.status, 3);
-  EXPECT_EQ(relative.err, "error: --file no/such.jsonl: no such file or folder in " + here + "\n");
+  EXPECT_EQ(relative.err, "error: --file: no/such.jsonl: no such file or folder in " + here + "\n");
   EXPECT_EQ(sluice({"read", "--file", here, "--second", "/no/such"}).err,
-            "error: --second /no/such: no such file or folder\n");
+            "error: --second: /no/such: no such file or folder\n");
+  EXPECT_EQ(sluice({"read", "second=/no/such"}).err, "error: second: /no/such: no such file or folder\n");
+  EXPECT_EQ(sluice({"read", "--files", "[{path = '/no/such'}]"}).err,
+            "error: --files: files.0.path: /no/such: no such file or folder\n");
+}
+
+// The last one wins, whichever way it came.
+TEST(App, NamesTheLineThatGaveAPathWhereNothingIs) {
+  const TemporaryFolder folder;
+  const auto first = (folder / "first.toml").string(), second = (folder / "second.toml").string();
+  write_file(first, "file = '/none'\nsecond = '/none'\n");
+  write_file(second, "second = '/no'\n\n[[files]]\npath = '/nowhere'\n");
+  EXPECT_EQ(sluice({"read", first, second}).err,
+            fmt::format("error: {}:1: file: /none: no such file or folder\n", first));
+  EXPECT_EQ(sluice({"read", first, second, "--file", first}).err,
+            fmt::format("error: {}:1: second: /no: no such file or folder\n", second));
+  EXPECT_EQ(sluice({"read", first, second, "--file", first, "--second", "/here"}).err,
+            "error: --second: /here: no such file or folder\n");
+  EXPECT_EQ(sluice({"read", first, second, "--file", first, "--second", "none"}).err,
+            fmt::format("error: {}:4: files.0.path: /nowhere: no such file or folder\n", second));
 }
 
 TEST(App, EndsWithTwoForAMistakeInTheSettings) {
@@ -152,6 +180,8 @@ TEST(App, EndsWithTwoForAMistakeInTheSettings) {
 TEST(App, EndsWithTheCodeOfTheError) {
   EXPECT_EQ(sluice({"data"}).status, 3);
   EXPECT_EQ(sluice({"data"}).err, "error: a.jsonl:3: no messages\n");
+  EXPECT_EQ(sluice({"denied"}).status, 3);
+  EXPECT_EQ(sluice({"denied"}).err, "error: /root/a: Permission denied\n");
   EXPECT_EQ(sluice({"memory"}).status, 4);
   EXPECT_EQ(sluice({"device"}).status, 4);
   EXPECT_EQ(sluice({"device"}).err, "error: out of memory: tried 3 GiB\n");

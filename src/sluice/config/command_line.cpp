@@ -88,8 +88,13 @@ struct Applied {
   bool saved;      // part of the configuration, so that a later file could override it
 };
 
+void add(Origins& origins, Origins later) {
+  later.merge(origins);
+  origins = std::move(later);
+}
+
 // Applies one setting; `next` is the argument behind it, or null.
-Applied apply_setting(const OptionList& list, const Setting& setting, const std::string* next) {
+Applied apply_setting(const OptionList& list, const Setting& setting, const std::string* next, Origins& origins) {
   const auto value_of = [&](std::string_view expected) {
     if (setting.value) return *setting.value;
     if (next == nullptr || next->starts_with("--")) fail_usage("{}: needs a value: {}", setting.typed, expected);
@@ -102,11 +107,12 @@ Applied apply_setting(const OptionList& list, const Setting& setting, const std:
       return {has_word, option->traits.saved};
     }
     apply_value(*option, value_of(expected_value(*option)), setting.typed);
+    origins[option->name] = setting.typed;
     return {!setting.value, option->traits.saved};
   }
   for (const auto& tables : list.tables()) {
     if (tables.name != setting.key) continue;
-    apply_toml_array(tables, value_of("a TOML list of tables"), setting.typed);
+    add(origins, apply_toml_array(tables, value_of("a TOML list of tables"), setting.typed));
     return {!setting.value, true};
   }
   if (setting.key.starts_with("no_")) {
@@ -140,7 +146,8 @@ HelpRequest find_help(const OptionList& list, std::span<const std::string> argum
   return {.wanted = true, .section = known ? section : ""};
 }
 
-void apply_command_line(const OptionList& list, std::span<const std::string> arguments) {
+Origins apply_command_line(const OptionList& list, std::span<const std::string> arguments) {
+  Origins origins;
   std::string first_setting;
   bool operand_given = false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -148,14 +155,14 @@ void apply_command_line(const OptionList& list, std::span<const std::string> arg
     if (argument.starts_with("--") || looks_like_setting(argument)) {
       const auto setting = split_setting(argument);
       const auto* next = argument.starts_with("--") && i + 1 < arguments.size() ? &arguments[i + 1] : nullptr;
-      const auto applied = apply_setting(list, setting, next);
+      const auto applied = apply_setting(list, setting, next, origins);
       if (applied.took_next) ++i;
       if (applied.saved && first_setting.empty()) first_setting = setting.typed;
     } else if (argument.ends_with(".toml")) {
       if (!first_setting.empty()) {
         fail_usage("{}: a file behind {} would override it; name files first", argument, first_setting);
       }
-      apply_toml_file(list, argument);
+      add(origins, apply_toml_file(list, argument));
     } else if (const auto operand = std::ranges::find_if(list.options(), [](auto& o) { return o.traits.positional; });
                operand != list.options().end()) {
       if (operand_given) fail_usage("unexpected argument \"{}\": {} was given before", argument, operand->name);
@@ -165,6 +172,7 @@ void apply_command_line(const OptionList& list, std::span<const std::string> arg
       fail_usage("unexpected argument \"{}\": expected a .toml file, --key value or key=value", argument);
     }
   }
+  return origins;
 }
 
 void check_required(const OptionList& list) {
@@ -180,19 +188,21 @@ void check_required(const OptionList& list) {
   }
 }
 
-void check_inputs(const OptionList& list) {
+void check_inputs(const OptionList& list, const Origins& origins) {
   for (const auto& option : list.options()) {
     if (!option.traits.input) continue;
     for (const auto& value : option.get()) {
       const std::filesystem::path path(std::get<std::string>(value));
       std::error_code error;
       if (path.empty() || std::filesystem::exists(path, error)) continue;
-      fail_data("--{} {}: {}{}", short_name(option), path.string(), error ? error.message() : "no such file or folder",
+      const auto origin = origins.find(option.name);
+      fail_data("{}: {}: {}{}", origin == origins.end() ? option.name : origin->second, path.string(),
+                error ? error.message() : "no such file or folder",
                 path.is_absolute() ? "" : fmt::format(" in {}", std::filesystem::current_path(error).string()));
     }
   }
   for (const auto& tables : list.tables()) {
-    for (std::size_t i = 0; i < tables.size(); ++i) check_inputs(tables.entry(i));
+    for (std::size_t i = 0; i < tables.size(); ++i) check_inputs(tables.entry(i), origins);
   }
 }
 

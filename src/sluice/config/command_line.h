@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "sluice/config/values.h"
 #include "sluice/core/options.h"
 
 namespace sluice {
@@ -28,12 +29,12 @@ struct HelpRequest {
 HelpRequest find_help(const OptionList& list, std::span<const std::string> arguments);
 
 // Reads files and settings into `list`. Usage error that names the option, or file and line.
-void apply_command_line(const OptionList& list, std::span<const std::string> arguments);
+Origins apply_command_line(const OptionList& list, std::span<const std::string> arguments);
 
 // Usage error if an option that is declared `required` is still empty.
 void check_required(const OptionList& list);
 
-// Data error that names the option if nothing is at a path that is declared an `input`.
-void check_inputs(const OptionList& list);
+// Data error that says where it was given if nothing is at a path that is declared an `input`.
+void check_inputs(const OptionList& list, const Origins& origins);
 
 }  // namespace sluice

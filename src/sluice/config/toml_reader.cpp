@@ -81,9 +81,10 @@ void set_from_node(const Option& option, const toml::node& node, std::string_vie
   set_option(option, std::move(values), where);
 }
 
-void apply_table(const OptionList& list, const toml::table& table, const std::string& prefix, const Source& source);
+void apply_table(const OptionList& list, const toml::table& table, const std::string& prefix, const Source& source,
+                 Origins& origins);
 
-void set_from_node(const OptionTables& tables, const toml::node& node, const Source& source) {
+void set_from_node(const OptionTables& tables, const toml::node& node, const Source& source, Origins& origins) {
   const auto* array = node.as_array();
   const bool right =
       array != nullptr && std::all_of(array->begin(), array->end(), [](auto& e) { return e.is_table(); });
@@ -94,7 +95,7 @@ void set_from_node(const OptionTables& tables, const toml::node& node, const Sou
   tables.resize(0);
   tables.resize(array->size());
   for (std::size_t i = 0; i < array->size(); ++i) {
-    apply_table(tables.entry(i), *array->get(i)->as_table(), fmt::format("{}.{}.", tables.name, i), source);
+    apply_table(tables.entry(i), *array->get(i)->as_table(), fmt::format("{}.{}.", tables.name, i), source, origins);
   }
 }
 
@@ -113,20 +114,21 @@ std::string alias_hint(const OptionList& list, std::string_view section) {
 }
 
 void apply_entry(const OptionList& list, const std::string& name, const toml::node& node,
-                 const toml::source_region& region, const Source& source) {
+                 const toml::source_region& region, const Source& source, Origins& origins) {
   if (const auto* option = find_named(list.options(), name)) {
     if (!option->traits.saved) {
       fail_usage("{}: only for the command line, as {}", source.at(region, name), flag_of(*option));
     }
-    set_from_node(*option, node, source.at(region, name));
+    const auto& origin = origins[name] = source.at(region, name);
+    set_from_node(*option, node, origin);
   } else if (const auto* tables = find_named(list.tables(), name)) {
-    set_from_node(*tables, node, source);
+    set_from_node(*tables, node, source, origins);
   } else if (find_named(list.sections(), name) != nullptr) {
     if (!node.is_table()) {
       fail_usage("{}: expected a section, written [{}], got {}{}", source.at(region, name), name, found(node),
                  alias_hint(list, name));
     }
-    apply_table(list, *node.as_table(), name + ".", source);
+    apply_table(list, *node.as_table(), name + ".", source, origins);
   } else {
     const bool section = node.is_table();
     fail_usage("{}: unknown {} \"{}\"{}", source.at(region), section ? "section" : "key", name,
@@ -135,7 +137,8 @@ void apply_entry(const OptionList& list, const std::string& name, const toml::no
 }
 
 // Entries in the order of the file, so that the first mistake is the one reported.
-void apply_table(const OptionList& list, const toml::table& table, const std::string& prefix, const Source& source) {
+void apply_table(const OptionList& list, const toml::table& table, const std::string& prefix, const Source& source,
+                 Origins& origins) {
   std::vector<std::pair<const toml::key*, const toml::node*>> entries;
   for (const auto& [key, node] : table) entries.emplace_back(&key, &node);
   const auto position = [](const auto& entry) {
@@ -146,7 +149,7 @@ void apply_table(const OptionList& list, const toml::table& table, const std::st
   for (const auto& [key, node] : entries) {
     const auto name = prefix + snake_case(key->str());
     if (!seen.insert(name).second) fail_usage("{}: set twice", source.at(key->source(), name));
-    apply_entry(list, name, *node, key->source(), source);
+    apply_entry(list, name, *node, key->source(), source, origins);
   }
 }
 
@@ -162,14 +165,16 @@ toml::table parse(std::string_view text, const Source& source) {
 
 }  // namespace
 
-void apply_toml(const OptionList& list, std::string_view text, std::string_view source) {
+Origins apply_toml(const OptionList& list, std::string_view text, std::string_view source) {
   const Source lines{source, true};
-  apply_table(list, parse(text, lines), "", lines);
+  Origins origins;
+  apply_table(list, parse(text, lines), "", lines, origins);
+  return origins;
 }
 
-void apply_toml_file(const OptionList& list, const std::filesystem::path& path) {
+Origins apply_toml_file(const OptionList& list, const std::filesystem::path& path) {
   if (!std::filesystem::is_regular_file(path)) fail_usage("{}: no such file", path.string());
-  apply_toml(list, read_file(path, kLargestFile), path.string());
+  return apply_toml(list, read_file(path, kLargestFile), path.string());
 }
 
 void apply_toml_array(const Option& option, std::string_view text, std::string_view where) {
@@ -177,9 +182,11 @@ void apply_toml_array(const Option& option, std::string_view text, std::string_v
   set_from_node(option, *table.get("array"), where);
 }
 
-void apply_toml_array(const OptionTables& tables, std::string_view text, std::string_view where) {
+Origins apply_toml_array(const OptionTables& tables, std::string_view text, std::string_view where) {
   const auto table = parse(fmt::format("array = {}", text), {where, false});
-  set_from_node(tables, *table.get("array"), {where, false});
+  Origins origins;
+  set_from_node(tables, *table.get("array"), {where, false}, origins);
+  return origins;
 }
 
 }  // namespace sluice

@@ -6,17 +6,18 @@
 #include <filesystem>
 #include <string_view>
 
+#include "sluice/config/values.h"
 #include "sluice/core/options.h"
 
 namespace sluice {
 
 // Reads `text`; `source` names it in errors.
-void apply_toml(const OptionList& list, std::string_view text, std::string_view source);
+Origins apply_toml(const OptionList& list, std::string_view text, std::string_view source);
 
-void apply_toml_file(const OptionList& list, const std::filesystem::path& path);
+Origins apply_toml_file(const OptionList& list, const std::filesystem::path& path);
 
 // Sets one list or list of tables from a TOML array, as in `--optim.betas '[0.9, 0.95]'`.
 void apply_toml_array(const Option& option, std::string_view text, std::string_view where);
-void apply_toml_array(const OptionTables& tables, std::string_view text, std::string_view where);
+Origins apply_toml_array(const OptionTables& tables, std::string_view text, std::string_view where);
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 // The values of settings as text: read, checked against their declaration, and written so that they read back the same.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,9 @@ Scalars parse_values(const Option& option, std::string_view text, std::string_vi
 
 // Checks type, range and choices, widens integers to numbers, and sets the field. Usage error that begins with `where`.
 void set_option(const Option& option, Scalars values, std::string_view where);
+
+// By an option's name, where its value was given: "run.toml:14: optim.lr", "--optim.lr". A command's operand has none.
+using Origins = std::map<std::string, std::string>;
 
 // One value in TOML. Numbers have the fewest digits that read back to the same bits.
 std::string to_toml(const Scalar& scalar);

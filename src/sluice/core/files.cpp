@@ -24,6 +24,13 @@ namespace {
   fail(code, "{}: cannot {}: {}{}", path.string(), what, std::strerror(error), advice);
 }
 
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  if (error) fail_io("examine", path, error.value());
+  return there;
+}
+
 // A descriptor that closes itself; close() reports what the kernel held back until then.
 class Descriptor {
  public:
@@ -153,13 +160,19 @@ void AtomicFile::commit() {
   sync_parent(target_);
 }
 
+void check_new_file(const fs::path& target) {
+  if (is_there(target)) fail_usage("{}: exists; name another file or remove it first", target.string());
+}
+
 void check_new_folder(const fs::path& target) {
+  if (!is_there(target)) return;
   std::error_code error;
-  if (!fs::exists(target, error)) return;
   if (!fs::is_directory(target, error)) {
     fail_usage("{}: exists and is no folder; name another or remove it first", target.string());
   }
-  if (!fs::is_empty(target, error)) {
+  const bool empty = fs::is_empty(target, error);
+  if (error) fail_io("read", target, error.value());
+  if (!empty) {
     fail_usage("{}: exists and is not empty; name another folder or remove it first", target.string());
   }
 }

@@ -60,6 +60,9 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
+// Usage error unless nothing is at `target`: a command that makes a file replaces none.
+void check_new_file(const std::filesystem::path& target);
+
 // Usage error unless nothing is at `target`, or an empty folder: a command that makes a folder replaces none.
 void check_new_folder(const std::filesystem::path& target);
 

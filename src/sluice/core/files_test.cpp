@@ -168,6 +168,19 @@ TEST(Folders, RefuseToReplaceOneUnlessTold) {
   EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"out"});
 }
 
+TEST(NewFile, IsOneThatReplacesNothing) {
+  const TemporaryFolder folder;
+  check_new_file(folder / "none");
+  EXPECT_THAT(error_of([&] { check_new_file(folder.path()); }, ExitCode::kUsage),
+              HasSubstr("exists; name another file or remove it first"));
+  const auto circle = folder / "circle";  // whether something is there cannot be said
+  fs::create_symlink(circle, circle);
+  for (const auto& check : {check_new_file, check_new_folder}) {
+    EXPECT_EQ(error_of([&] { check(circle); }, ExitCode::kRuntime),
+              fmt::format("{}: cannot examine: Too many levels of symbolic links", circle.string()));
+  }
+}
+
 TEST(NewFolder, IsOneThatReplacesNothing) {
   const TemporaryFolder folder;
   check_new_folder(folder / "none");

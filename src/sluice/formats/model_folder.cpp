@@ -31,10 +31,19 @@ bool is_plain_file_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
+// Of what lies in a folder, for advice: none where it may not be listed.
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  return names;
+}
+
 // What to do about files in a folder that are no model in Hugging Face's form; empty if there are none.
 std::string about_other_files(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
+  for (const auto& name : names_in(folder)) {
     if (matches("pytorch_model*.bin", name)) {
       return "It holds pytorch_model.bin; save it with safe_serialization=True in transformers first.";
     }
@@ -75,8 +84,7 @@ std::string about_training_run(const fs::path& folder) {
 // What to say when a folder holds no weights that can be read.
 std::string what_is_there_instead(const fs::path& folder) {
   if (auto advice = about_other_files(folder); !advice.empty()) return advice;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
+  for (const auto& name : names_in(folder)) {
     if (matches("*.safetensors", name)) return fmt::format("Its {} has no index; download that too.", name);
   }
   return "Download the weights into it.";

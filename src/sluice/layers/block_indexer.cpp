@@ -146,7 +146,7 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
                   int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
   if (record == nullptr) return live;
   const auto complete = (context.pack.positions.narrow(0, first, x.size(0)) + 1).floor_divide(c);  // blocks it sees
-  return record->follow(live, complete.unsqueeze(1), context);
+  return record->follow(live, complete.unsqueeze(1), ChoiceOrder::kRising, context);
 }
 
 std::unique_ptr<MixerState> BlockIndexer::new_state(std::int64_t slots, std::int64_t capacity,

@@ -19,7 +19,7 @@ std::string row_text(const Tensor& row) {
 
 }  // namespace
 
-Tensor ChoiceRecord::take(const Tensor& live, const Tensor& options, const ForwardContext& context) {
+Tensor ChoiceRecord::take(const Tensor& live, const Tensor& options, ChoiceOrder order, const ForwardContext& context) {
   const auto at = std::ranges::find(taken_.blocks, context.block);
   SLUICE_CHECK(at != taken_.blocks.end(), "replay: block {} chooses, and no choice of it was kept", context.block);
   const auto known = taken_.chosen.select(1, at - taken_.blocks.begin())
@@ -30,26 +30,29 @@ Tensor ChoiceRecord::take(const Tensor& live, const Tensor& options, const Forwa
   const auto is_known = known.select(1, 0) >= 0;  // [t]
   const auto sorted = std::get<0>(known.sort(1)), sorted_live = std::get<0>(live.sort(1));
   const auto differs = (sorted != sorted_live).any(1) & is_known;
-  const auto twice = (sorted.diff(1, 1) == 0) & (sorted.narrow(1, 1, sorted.size(1) - 1) >= 0);
-  const auto unfit = (((known >= 0) != (live >= 0)).any(1) | twice.any(1) | (known >= options).any(1)) & is_known;
+  const auto& ordered = order == ChoiceOrder::kRising ? known : sorted;
+  const auto not_rising = (ordered.diff(1, 1) <= 0) & (ordered.narrow(1, 1, ordered.size(1) - 1) >= 0);
+  const auto unfit = (((known >= 0) != (live >= 0)).any(1) | not_rising.any(1) | (known >= options).any(1)) & is_known;
   const auto counts = at::stack({is_known.sum(), differs.sum(), unfit.sum()}).cpu();
   const auto* count = counts.const_data_ptr<std::int64_t>();
   if (count[2] > 0) {
     const auto first = unfit.nonzero()[0].item<std::int64_t>();
-    fail(
-        ExitCode::kRuntime,
-        "replay: block {}: {} of {} tokens have what is no choice of {}; the first, token {} of the pack, has {} of {} "
-        "options, and would choose {} now",
-        context.block, count[2], count[0], live.size(1), context.first_token + first, row_text(known[first]),
-        options.expand({live.size(0), 1})[first].item<std::int64_t>(), row_text(live[first]));
+    fail(ExitCode::kRuntime,
+         "replay: block {}: {} of {} tokens have what is no choice of {}{}; the first, token {} of the pack, has {} of "
+         "{} "
+         "options, and would choose {} now",
+         context.block, count[2], count[0], live.size(1), order == ChoiceOrder::kRising ? " in rising order" : "",
+         context.first_token + first, row_text(known[first]),
+         options.expand({live.size(0), 1})[first].item<std::int64_t>(), row_text(live[first]));
   }
   rows_ += count[0];
   differing_ += count[1];
   return at::where(is_known.unsqueeze(1), known, live);
 }
 
-Tensor ChoiceRecord::follow(const Tensor& live, const Tensor& options, const ForwardContext& context) {
-  if (takes()) return take(live, options, context);
+Tensor ChoiceRecord::follow(const Tensor& live, const Tensor& options, ChoiceOrder order,
+                            const ForwardContext& context) {
+  if (takes()) return take(live, options, order, context);
   keep(live, context);
   return live;
 }

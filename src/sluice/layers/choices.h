@@ -16,6 +16,9 @@ struct Choices {
   Tensor chosen;                     // [tokens, blocks, k] int16; undefined: none of them chooses
 };
 
+// What makes a row of numbers a choice besides that they differ: nothing, or that they rise.
+enum class ChoiceOrder { kAny, kRising };
+
 // The choices of one kind in one forward pass, and in its recomputation.
 class ChoiceRecord {
  public:
@@ -26,8 +29,8 @@ class ChoiceRecord {
   // token's number of options, [t, 1] int64, or one number of all, []; at most 2^15. The choice to follow, in its
   // dtype: `live`, or where choices are taken and a row of theirs does not begin with -1, that. Rows of -1 are tokens
   // whose choice is not known. Internal error, which names the first, for a row that is no choice: not as many as
-  // `live` has, one twice, or one that is not among the options.
-  Tensor follow(const Tensor& live, const Tensor& options, const ForwardContext& context);
+  // `live` has, one twice, one that is not among the options, or not in `order`.
+  Tensor follow(const Tensor& live, const Tensor& options, ChoiceOrder order, const ForwardContext& context);
 
   // Keeps such a choice, where none are taken.
   void keep(const Tensor& live, const ForwardContext& context);
@@ -40,7 +43,7 @@ class ChoiceRecord {
   std::int64_t differing() const { return differing_; }
 
  private:
-  Tensor take(const Tensor& live, const Tensor& options, const ForwardContext& context);
+  Tensor take(const Tensor& live, const Tensor& options, ChoiceOrder order, const ForwardContext& context);
 
   Choices taken_;
   std::vector<Tensor> kept_;  // by block; undefined where one does not choose

@@ -23,7 +23,8 @@ Routing TopKRouter::forward(const Tensor& x, const ForwardContext& context) cons
   const auto order = std::get<1>(probabilities.detach().sort(/*stable=*/true, 1, /*descending=*/true));
   auto experts = order.narrow(1, 0, top_k_).contiguous();
   if (context.replay.experts != nullptr)
-    experts = context.replay.experts->follow(experts, at::scalar_tensor(weight_.shape[0], kLong), context);
+    experts =
+        context.replay.experts->follow(experts, at::scalar_tensor(weight_.shape[0], kLong), ChoiceOrder::kAny, context);
   auto weights = probabilities.gather(1, experts);
   if (norm_topk_prob_) weights = weights / weights.sum(1, /*keepdim=*/true);
   return {.experts = experts,

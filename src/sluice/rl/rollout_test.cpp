@@ -3,6 +3,7 @@
 // every family, and a difference between the weights of the two shows. Replayed choices are those of sampling.
 #include "sluice/rl/rollout.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -289,19 +290,20 @@ TEST(IndexReplay, AttendsToTheBlocksThatAreGiven) {
   EXPECT_NEAR(norms[0], norms[1], 1e-6 * norms[0]);
 }
 
-// Token 70 sees 71 tokens, so the complete blocks 0 to 16; its sequence has 32.
-TEST(IndexReplay, RefusesABlockInATokensFuture) {
+// Token 70 sees 71 tokens, so the complete blocks 0 to 16; its sequence has 32. It takes 16 blocks, in rising order.
+TEST(IndexReplay, RefusesWhatIsNoChoiceOfBlocks) {
   const auto model = tiny_model("qwen3_8_flash_next-tiny");
   const auto prompts = random_prompts({90});
   Engine engine(*model.decoder, tokenizer(), {}, {.slots = 3, .capacity = 130});
   const Policy policy{.decoder = *model.decoder, .temperature = 1, .vocabulary = engine.drawable()};
   auto responses = sample(engine, prompts, 1, 40, 0, /*keep_choices=*/true);
-  const auto with_last_block = [&](std::int64_t block) -> std::string {
+  const auto with_last_blocks = [&](std::int64_t fourteenth, std::int64_t fifteenth) -> std::string {
     auto& chosen = responses[0].key_blocks.chosen;
     chosen = chosen.clone();
     auto row = chosen[70][0];
     row.copy_(at::arange(row.size(0)));
-    row[row.size(0) - 1].fill_(block);
+    row[14].fill_(fourteenth);
+    row[15].fill_(fifteenth);
     try {
       drift(policy, responses);
     } catch (const Error& error) {
@@ -309,8 +311,13 @@ TEST(IndexReplay, RefusesABlockInATokensFuture) {
     }
     return "";
   };
-  EXPECT_EQ(with_last_block(16), "");
-  EXPECT_THAT(with_last_block(17), AllOf(HasSubstr("replay: block 3: 1 of "), HasSubstr("14, 17] of 17 options")));
+  EXPECT_EQ(with_last_blocks(14, 16), "");
+  EXPECT_THAT(with_last_blocks(14, 17), AllOf(HasSubstr("replay: block 3: 1 of "), HasSubstr("14, 17] of 17 options")));
+  for (const std::int64_t not_above : {14, 15}) {
+    EXPECT_THAT(with_last_blocks(15, not_above),
+                AllOf(HasSubstr("replay: block 3: 1 of "), HasSubstr("no choice of 16 in rising order"),
+                      HasSubstr(fmt::format("13, 15, {}] of 17 options", not_above))));
+  }
 }
 
 // In bfloat16 decoding and whole packs round differently, and blocks near a tie may change places.
