@@ -94,6 +94,22 @@ def test_what_is_computed_again_is_not_kept():
     assert again["training", "activations and gradients of a row"] < 0.6 * plain["training", "activations and gradients of a row"]
 
 
+RECORDED = ("training", "more, on a GPU, where packs are recorded")
+
+
+def test_recorded_packs_hold_sums_before_a_pass_and_a_pass_once_more():
+    arguments = ["--preset", "qwen3_5-0.8b", "--seq_len", 2048, "--tokens_per_step"]
+    one, many = planned(*arguments, 2048), planned(*arguments, 16384)   # sums are there from the second row of a step on
+    assert many[RECORDED] == many["training", "activations and gradients of a row"]
+    assert one["training", "together"] + one[RECORDED] == pytest.approx(many["training", "together"] + many[RECORDED], abs=5e-3)
+
+
+@pytest.mark.parametrize("more", [["--seq_len", 8192], ["--seq_len", 2048, "--dtype", "float32"],
+                                  ["--seq_len", 2048, "--mtp", "joint"], ["--seq_len", 2048, "--gpus", 2]])
+def test_no_packs_are_recorded_that_are_long_or_cannot_be(more):
+    assert RECORDED not in planned("--preset", "qwen3_5-0.8b", *more)
+
+
 ROWS = ["parameters", "optimizer: masters and moments", "gradients", "activations and gradients of a row"]
 
 

@@ -75,17 +75,18 @@ def test_a_killed_run_ends_as_an_unbroken_one(model, data, tmp_path):
     assert same_bits(exported(out), exported(tmp_path / "unbroken"))
 
 
-# Packs of one shape. In a run of one step a process none of them is recorded; the other run records the second and
-# replays those after it.
+# Packs of two shapes, in turns as the shuffle has it. In a run of one step a process none of them is recorded; the other
+# run records the second of each, the later shape in the memory of the first, and replays those after it.
 @pytest.mark.parametrize("more", [[], ["--mem.recompute"], ["--lora.rank", 4]])
 def test_recorded_packs_have_the_bits_of_others(more, model, tmp_path):
-    records = [{"tokens": record["tokens"]} for record in token_records(20, 122, 128, alphabet=50)]
-    data = write_jsonl(tmp_path / "train.jsonl", records)
+    records = token_records(10, 120, 120, alphabet=50) + token_records(10, 90, 90, alphabet=50)
+    data = write_jsonl(tmp_path / "train.jsonl", [{"tokens": record["tokens"]} for record in records])
     arguments = ["--data.seq_len", 128, "--data.packing", "false", "--train.tokens_per_step", 128, "--optim.lr", 1e-3,
                  "--optim.schedule", "constant", "--optim.warmup_steps", 0, *GPU, *more]
-    said = sft(model, data, tmp_path / "recorded", *arguments, "--train.steps", 5, dtype="bfloat16").stderr
+    said = sft(model, data, tmp_path / "recorded", *arguments, "--train.steps", 6, dtype="bfloat16").stderr
     assert "short packs are recorded" in said
-    for step in range(1, 6):
+    assert [line["train/tokens"] for line in metrics(tmp_path / "recorded")] == [90, 120, 90, 120, 120, 90]
+    for step in range(1, 7):
         said = sft(model, data, tmp_path / "launched", *arguments, "--train.steps", step, "--ckpt.resume", "auto",
                    "--ckpt.force", dtype="bfloat16").stderr
         assert "short packs are recorded" not in said

@@ -78,6 +78,7 @@ ExitCode run_plan(const PlanOptions& options, const Invocation&) {
   print_row("program and libraries", program);
   print_row("together", training.together() + program);
   print_row("more, while ckpt.interval saves beside a step", training.checkpoint_copy);
+  if (training.recorded > 0) print_row("more, on a GPU, where packs are recorded", training.recorded);
   if (training.offloaded > 0) {
     fmt::print("{}\n",
                options.offload == Offload::kHost ? "on a GPU, in the host's memory" : "in a file of the run folder");

@@ -166,6 +166,16 @@ std::vector<Parameter*> lora_parameters(const std::vector<Parameter*>& parameter
   return list;
 }
 
+std::vector<const void*> addresses(const std::vector<Parameter*>& parameters) {
+  std::vector<const void*> all;
+  for (const auto& list : {parameters, lora_parameters(parameters)}) {
+    for (const auto* parameter : list) {
+      if (parameter->value.defined()) all.push_back(parameter->value.const_data_ptr());
+    }
+  }
+  return all;
+}
+
 std::vector<Parameter*> trained_parameters(const std::vector<Parameter*>& parameters) {
   std::vector<Parameter*> trained;
   std::ranges::copy_if(parameters, std::back_inserter(trained), [](const Parameter* p) { return !p->frozen; });

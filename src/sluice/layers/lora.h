@@ -79,6 +79,10 @@ void set_adapter(Parameter& parameter, const Tensor& A, const Tensor& B, double 
 // A and B of every adapter, in the order of the parameters.
 std::vector<Parameter*> lora_parameters(const std::vector<Parameter*>& parameters);
 
+// Where the values of these parameters and of their adapters lie, for work that was recorded over them
+// (kernels/common/recorded_work.h).
+std::vector<const void*> addresses(const std::vector<Parameter*>& parameters);
+
 // What training changes: the parameters that are not frozen, then the adapters'.
 std::vector<Parameter*> trained_parameters(const std::vector<Parameter*>& parameters);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one layout of tokens: all sequences of a batch one behind the other. There is no padding and no mask tensor; a
-// single sequence is a pack of one.
+// single sequence is a pack of one. What fills up a short pack on a GPU is one more sequence (train/batch.h).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace sluice {
 
 // T tokens of N sequences. While sampling, sequence n continues what slot slots[n] of the layer states holds.
 struct Pack {
-  std::vector<std::int64_t> lengths;  // of the N sequences, in this pack
+  std::vector<std::int64_t> lengths;  // of the N sequences, in this pack; or bounds of them (filled_batch())
   std::vector<std::int64_t> past;     // tokens that each sequence's slot already holds; empty: none has any
   std::vector<std::int64_t> slots;    // rising; empty: no states
   Tensor cu_seqlens;                  // [N + 1] int32

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "sluice/kernels/common/matmul.h"
+#include "sluice/layers/lora.h"
 
 namespace sluice {
 
@@ -14,14 +15,6 @@ struct DecodeGraphs::Step {
 };
 
 namespace {
-
-std::vector<const void*> addresses(const Decoder& decoder) {
-  std::vector<const void*> all;
-  for (const auto* parameter : decoder.parameters()) {
-    if (parameter->value.defined()) all.push_back(parameter->value.const_data_ptr());
-  }
-  return all;
-}
 
 // One token of each of input's rows. Nothing but the number of rows is known to the host.
 Pack pack_of(const Tensor& input, std::int64_t capacity) {
@@ -63,7 +56,7 @@ DecodeGraphs::Output DecodeGraphs::step(std::span<const DecodeRow> rows, std::in
   const auto recorded = static_cast<std::int64_t>(std::bit_ceil(rows.size()));
   auto& step = steps_[{recorded, keep_experts}];
   if (step == nullptr) {
-    if (weights_.empty()) weights_ = addresses(decoder_);
+    if (weights_.empty()) weights_ = addresses(decoder_.parameters());
     step = record(recorded, spare_slot, state, keep_experts);
   }
   auto input = at::zeros({3, recorded}, kLong);
@@ -81,7 +74,7 @@ DecodeGraphs::Output DecodeGraphs::step(std::span<const DecodeRow> rows, std::in
   return output;
 }
 
-bool DecodeGraphs::are_stale() const { return !weights_.empty() && weights_ != addresses(decoder_); }
+bool DecodeGraphs::are_stale() const { return !weights_.empty() && weights_ != addresses(decoder_.parameters()); }
 
 Tensor logits_of(const Tensor& hidden, const Tensor& head) {
   auto logits = at::empty({hidden.size(0), head.size(0)}, hidden.options().dtype(kFloat));

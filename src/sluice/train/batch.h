@@ -12,7 +12,8 @@ struct Batch {
   Pack pack;
   Tensor tokens;  // [T] int64
   TokenSplit split;
-  Tensor asked;                          // [A] int64, rising: those own tokens, by place, whose successor is trained
+  Tensor asked;                          // [A] int64, rising: those own tokens, by place, whose successor is trained;
+                                         // then what fills up (filled_batch())
   Tensor targets;                        // [A] int64: that successor
   Tensor loss_weight;                    // [A] float32
   std::vector<std::int64_t> asked_rows;  // A of each tensor rank

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "sluice/train/recorded_packs.h"
+
 namespace sluice {
 
 TrainingMemory plan_training(const Model& model, const PlannedRun& run) {
@@ -33,6 +35,16 @@ TrainingMemory plan_training(const Model& model, const PlannedRun& run) {
   step.add_gradients(gradients, std::min<std::int64_t>(run.rows_of_rank(), 2));  // a third row is as the second
   memory.gradients = std::min(memory.gradients, counted.peak());  // of one micro-batch, some go out as others come
   memory.activations = counted.peak() - memory.gradients;
+  const auto objective = step.objective();
+  if (model.decoder->why_not_on_gpu(run.dtype).empty() && why_not_recorded(objective).empty() &&
+      launches_bind(objective, run.seq_len)) {
+    const auto launched = counted.peak();
+    gradients.keep_places();
+    const auto sums = counted.live();
+    step.add_gradients(gradients, /*rows=*/1);
+    const auto peak = counted.peak();
+    memory.recorded = (peak - launched) + (peak - sums);
+  }
   return memory;
 }
 

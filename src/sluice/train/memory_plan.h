@@ -19,7 +19,9 @@ struct TrainingMemory {
                                  // sums where that is most. Of experts over ranks as if tokens went to them evenly
   std::int64_t offloaded;        // masters and moments that lie elsewhere
   std::int64_t checkpoint_copy;  // masters and moments again, while a checkpoint is written beside training
-  std::int64_t mapped;           // rows that the rank reads of tables that stay in the file
+  std::int64_t recorded;  // more, on a GPU, where packs are recorded (train/recorded_packs.h): sums that are there
+                          // before the first pass, and what a pass holds once more, for replays; 0: they are not
+  std::int64_t mapped;    // rows that the rank reads of tables that stay in the file
   std::int64_t together() const { return parameters + optimizer + gradients + activations; }
 };
 

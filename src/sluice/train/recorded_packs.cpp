@@ -4,7 +4,7 @@
 #include <array>
 
 #include "sluice/core/log.h"
-#include "sluice/layers/vocabulary.h"
+#include "sluice/layers/lora.h"
 #include "sluice/train/flops.h"
 
 namespace sluice {
@@ -15,8 +15,6 @@ constexpr double kLaunchesOfBlock = 2.2e-3;
 // Model operations a second that the device reaches where it never waits: an MFU of 42% for 16 sequences of 2,048
 // tokens (bench/results, gpu_training).
 constexpr double kOperations = 400e12;
-// Each takes some MiB. Full packs have few; of others, those are recorded that come again first.
-constexpr int kMostShapes = 64;
 
 // What a pass reads.
 std::array<Tensor, 6> inputs(const Batch& batch) {
@@ -25,73 +23,52 @@ std::array<Tensor, 6> inputs(const Batch& batch) {
 
 }  // namespace
 
-std::string why_not_recorded(const Objective& objective) {
-  if (objective.decoder.mesh().world().size() > 1) return "processes exchange tensors within it";
-  if (!objective.decoder.is_recordable()) return "the host takes part in this model's layers";
-  if (objective.mtp != nullptr) return "multi-token prediction is trained";
-  if (objective.router_aux_loss_coef > 0) return "the load-balancing loss counts every token of a pack";
-  if (objective.adapters != nullptr && objective.adapters->probability > 0) return "the host draws what adapters drop";
-  return "";
-}
-
-bool launches_bind(const Objective& objective, std::int64_t tokens, std::int64_t asked) {
+bool launches_bind(const Objective& objective, std::int64_t tokens) {
   const std::vector lengths{tokens};
-  const auto operations = kTrainingFactor * total(objective.decoder.forward_operations(lengths, asked));
+  const auto operations = kTrainingFactor * total(objective.decoder.forward_operations(lengths, /*asked=*/tokens));
   return operations / kOperations < static_cast<double>(objective.decoder.num_blocks()) * kLaunchesOfBlock;
 }
 
-struct RecordedPacks::Pass {
-  Batch batch;
-  std::unique_ptr<RecordedWork> work;
-};
-
-RecordedPacks::RecordedPacks(const Objective& objective, GradientSum& gradients, Record record)
-    : objective_(objective), gradients_(gradients), record_(std::move(record)) {
-  const auto options = at::TensorOptions().device(objective.decoder.device());
-  sums_ = {.loss = at::zeros({}, options.dtype(kDouble)), .right = at::zeros({}, options.dtype(kLong))};
+RecordedPacks::RecordedPacks(const Objective& objective, GradientSum& gradients, Recorder recorder)
+    : objective_(objective), gradients_(gradients), recorder_(std::move(recorder)) {
+  const auto options = at::TensorOptions().dtype(kDouble).device(objective.decoder.device());
+  last_ = {.minimised = at::zeros({}, options), .parts = at::zeros({4}, options)};
+  gradients_.keep_places();
 }
-
-RecordedPacks::~RecordedPacks() = default;
 
 void RecordedPacks::run(const Batch& batch) {
-  const auto& decoder = objective_.decoder;
-  const auto hidden = decoder.forward(batch.tokens, batch.pack).index_select(0, batch.asked);
-  const auto [loss, predicted] = vocabulary_loss(hidden, decoder.head(), batch.targets, batch.loss_weight,
-                                                 batch.asked_rows, decoder.vocab_size(), decoder.mesh().tp());
-  sums_.loss.copy_(loss.detach());
-  sums_.right.copy_((predicted == batch.targets).bitwise_and(batch.targets != kIgnoredTarget).sum());
-  gradients_.add(loss, /*last=*/true);
+  const auto losses = pack_losses(objective_, batch);
+  last_.minimised.copy_(losses.minimised.detach());
+  last_.parts.copy_(losses.parts);
+  gradients_.add(losses.minimised, /*last=*/true);
 }
 
-std::unique_ptr<RecordedPacks::Pass> RecordedPacks::record(Batch batch) {
-  if (recorded_ == nullptr) log_info("short packs are recorded: their launches would take longer than their kernels");
-  gradients_.keep_places();
-  auto pass = std::make_unique<Pass>(Pass{.batch = std::move(batch), .work = nullptr});
-  pass->work = record_([this, &own = pass->batch] { run(own); }, recorded_);
-  recorded_ = pass->work.get();
-  ++num_recorded_;
-  return pass;
+void RecordedPacks::record(const PackShape& shape, Batch batch) {
+  if (passes_.empty()) log_info("short packs are recorded: their launches would take longer than their kernels");
+  auto* beside = passes_.empty() ? nullptr : passes_.begin()->second.work.get();
+  auto& pass = passes_[shape];
+  pass.batch = std::move(batch);
+  pass.work = recorder_([this, &own = pass.batch] { run(own); }, beside);
 }
 
-std::optional<RecordedPacks::Added> RecordedPacks::add(const PackedBatch& packed, double weight) {
+void RecordedPacks::replay(const Pass& pass, const Batch& batch) {
+  const auto from = inputs(batch), to = inputs(pass.batch);
+  for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  pass.work->replay();
+}
+
+PackLosses RecordedPacks::add(const PackedBatch& packed, double weight) {
+  if (auto now = addresses(objective_.decoder.parameters()); now != weights_) {
+    weights_ = std::move(now);
+    passes_.clear();
+  }
   const auto shape = filled_shape(packed);
-  if (!launches_bind(objective_, shape.tokens, shape.asked)) return std::nullopt;
   auto batch = filled_batch(packed, shape, objective_.decoder.device());
   batch.loss_weight.div_(weight);
-  const auto place = passes_.find(shape);
-  if (place == passes_.end()) {
-    passes_.emplace(shape, nullptr);
-    run(batch);
-  } else if (place->second == nullptr && num_recorded_ == kMostShapes) {
-    run(batch);
-  } else if (place->second == nullptr) {
-    place->second = record(std::move(batch));
-  } else {
-    const auto from = inputs(batch), to = inputs(place->second->batch);
-    for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
-    place->second->work->replay();
-  }
-  return Added{.loss = sums_.loss.clone(), .right = sums_.right.clone()};
+  if (const auto pass = passes_.find(shape); pass != passes_.end()) replay(pass->second, batch);
+  else if (seen_.insert(shape).second || passes_.size() == kMostShapes) run(batch);
+  else record(shape, std::move(batch));
+  return {.minimised = last_.minimised.clone(), .parts = last_.parts.clone()};
 }
 
 }  // namespace sluice

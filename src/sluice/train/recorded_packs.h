@@ -6,8 +6,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
-#include <string>
+#include <set>
+#include <vector>
 
 #include "sluice/kernels/common/recorded_work.h"
 #include "sluice/train/gradient_sum.h"
@@ -15,44 +15,44 @@
 
 namespace sluice {
 
-// Empty, or why a pass of this training cannot be recorded.
-std::string why_not_recorded(const Objective& objective);
-
-// Whether the host takes longer to launch the kernels of a pack's pass than an H200 to run them.
-bool launches_bind(const Objective& objective, std::int64_t tokens, std::int64_t asked);
+// Whether the host takes longer to launch the kernels of a pack's pass than an H200 to run them: of a pack of one
+// sequence, each of its tokens trained.
+bool launches_bind(const Objective& objective, std::int64_t tokens);
 
 class RecordedPacks {
  public:
   // As record_work() of the weights' device.
-  using Record = std::function<std::unique_ptr<RecordedWork>(const std::function<void()>& work, RecordedWork* beside)>;
+  using Recorder =
+      std::function<std::unique_ptr<RecordedWork>(const std::function<void()>& work, RecordedWork* beside)>;
 
-  // Parameters must stay where they are. Both must outlive this; from the first recording on the sums stay where they
-  // are (GradientSum::keep_places()).
-  RecordedPacks(const Objective& objective, GradientSum& gradients, Record record);
-  ~RecordedPacks();
+  // Each takes some MiB. Full packs have few; of others, those are recorded that come again first.
+  static constexpr std::size_t kMostShapes = 64;
 
-  struct Added {
-    Tensor loss;   // float64 scalar: of the pack, divided by the weight of all trained tokens of the step
-    Tensor right;  // int64 scalar: trained tokens whose likeliest token is the right one
-  };
+  // Of an objective that can be recorded (why_not_recorded()). Both must outlive this; the sums stay where they are
+  // (GradientSum::keep_places()).
+  RecordedPacks(const Objective& objective, GradientSum& gradients, Recorder recorder);
 
-  // Forward and backward of a pack; `weight`: of all trained tokens of the step. Nothing is done where launches do not
-  // bind. A shape's first pack is not recorded, its second is, those after it are replays: all are filled up, and have
-  // the same bits in each of the three ways.
-  std::optional<Added> add(const PackedBatch& packed, double weight);
+  // Forward and backward of a pack; its losses come without a graph. `weight`: of all trained tokens of the step. A
+  // shape's first pack is not recorded, its second is, those after it are replays: all are filled up, and have the same
+  // bits in each of the three ways. Where a parameter lies elsewhere than before, all are recorded anew.
+  PackLosses add(const PackedBatch& packed, double weight);
 
  private:
-  struct Pass;
+  struct Pass {
+    Batch batch;
+    std::unique_ptr<RecordedWork> work;
+  };
   void run(const Batch& batch);
-  std::unique_ptr<Pass> record(Batch batch);
+  void record(const PackShape& shape, Batch batch);
+  void replay(const Pass& pass, const Batch& batch);
 
   const Objective& objective_;
   GradientSum& gradients_;
-  Record record_;
-  Added sums_;                                         // of the pass that ran last
-  std::map<PackShape, std::unique_ptr<Pass>> passes_;  // null: seen once
-  RecordedWork* recorded_ = nullptr;                   // one of them; null: none yet
-  int num_recorded_ = 0;
+  Recorder recorder_;
+  PackLosses last_;                   // of the pass that ran last
+  std::vector<const void*> weights_;  // where they lay then
+  std::set<PackShape> seen_;
+  std::map<PackShape, Pass> passes_;
 };
 
 }  // namespace sluice

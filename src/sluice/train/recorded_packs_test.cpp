@@ -24,6 +24,15 @@ class Again : public RecordedWork {
   int& replays_;
 };
 
+struct Recorder {
+  int records = 0, replays = 0;
+  std::unique_ptr<RecordedWork> operator()(const std::function<void()>& work, RecordedWork* beside) {
+    EXPECT_EQ(beside != nullptr, records > 0);
+    ++records;
+    return std::make_unique<Again>(work, replays);
+  }
+};
+
 Model tiny(const nlohmann::json& config, at::ScalarType type) {
   auto model = build_model(config, "config", {});
   initialize(model.parameters(), type, 1);
@@ -41,6 +50,11 @@ TEST(FilledShape, IsLargerByLessThanAnEighth) {
     EXPECT_LE(8 * (shape.asked - asked), asked);
     EXPECT_EQ(shape.sequences, shape.tokens > tokens ? 2 : 1);
   }
+}
+
+TEST(FilledShape, CountsTheSequenceThatFills) {
+  EXPECT_EQ(filled_shape(random_pack({5, 5, 5, 1}, 1)).sequences, 4);  // 16 tokens
+  EXPECT_EQ(filled_shape(random_pack({5, 5, 5, 2}, 1)).sequences, 8);  // 17, and one that fills up to 18
 }
 
 TEST(FilledBatch, HasOneMoreSequenceThenEmptyOnes) {
@@ -82,27 +96,24 @@ TEST(RecordedPacks, HaveTheLossesCountsAndGradientsOfThePacksThemselves) {
       const auto want = evaluate(objective, packs);
       GradientSum plain(trained), gradients(trained);
       add_gradients(objective, packs, plain);
-      int records = 0, replays = 0;
-      RecordedPacks recorded(objective, gradients, [&](const std::function<void()>& work, RecordedWork* beside) {
-        EXPECT_EQ(beside != nullptr, records > 0);
-        ++records;
-        return std::make_unique<Again>(work, replays);
-      });
+      Recorder recorder;
+      RecordedPacks recorded(objective, gradients, std::ref(recorder));
+      for (std::size_t i = 0; i < trained.size(); ++i) EXPECT_TRUE(gradients.of(i).defined());
       for (int step = 0; step < 2; ++step) {
         double loss = 0, right = 0;
         for (const auto& pack : packs) {
-          const auto added = recorded.add(pack, weight);
-          ASSERT_TRUE(added);
-          loss += added->loss.item<double>();
-          right += added->right.item<double>();
+          const auto losses = recorded.add(pack, weight);
+          EXPECT_EQ(losses.minimised.item<double>(), losses.parts[0].item<double>());
+          loss += losses.parts[0].item<double>();
+          right += losses.parts[3].item<double>();
         }
-        EXPECT_EQ(records, step == 0 ? 1 : 3);
-        EXPECT_EQ(replays, step == 0 ? 2 : 6);
+        EXPECT_EQ(recorder.records, step == 0 ? 1 : 3);
+        EXPECT_EQ(recorder.replays, step == 0 ? 2 : 6);
         EXPECT_NEAR(loss, want.loss, kOtherOrder * want.loss);
         EXPECT_EQ(right / static_cast<double>(want.trained_tokens), want.accuracy);
         for (std::size_t i = 0; i < trained.size(); ++i) {
           if (plain.of(i).defined()) EXPECT_LT(relative(gradients.of(i), plain.of(i)), kOtherOrder) << trained[i]->name;
-          else EXPECT_FALSE(gradients.of(i).defined() && gradients.of(i).any().item<bool>()) << trained[i]->name;
+          else EXPECT_FALSE(gradients.of(i).any().item<bool>()) << trained[i]->name;
         }
         gradients.clear();
       }
@@ -110,13 +121,56 @@ TEST(RecordedPacks, HaveTheLossesCountsAndGradientsOfThePacksThemselves) {
   }
 }
 
-TEST(RecordedPacks, AreThoseWhoseLaunchesTakeLongerThanTheyWouldRun) {
+TEST(RecordedPacks, HaveAtMostSoManyShapes) {
+  std::map<PackShape, PackedBatch> packs;
+  for (std::uint64_t seed = 0; packs.size() <= RecordedPacks::kMostShapes; ++seed) {
+    auto pack = random_pack({static_cast<std::int64_t>(seed % 32) + 1}, seed);
+    packs.emplace(filled_shape(pack), std::move(pack));
+  }
+  const auto model = tiny(tiny_configs().at("qwen3_5-tiny"), kFloat);
+  const Objective objective{.decoder = *model.decoder};
+  GradientSum gradients(prepare(trained_parameters(model, MtpTraining::kOff), {}));
+  Recorder recorder;
+  RecordedPacks recorded(objective, gradients, std::ref(recorder));
+  for (int time = 0; time < 3; ++time) {
+    for (const auto& [shape, pack] : packs) recorded.add(pack, /*weight=*/1);
+  }
+  EXPECT_EQ(recorder.records, RecordedPacks::kMostShapes);
+  EXPECT_EQ(recorder.replays, RecordedPacks::kMostShapes);
+}
+
+TEST(RecordedPacks, AreRecordedAnewWhereAParameterLiesElsewhere) {
+  for (const bool adapted : {false, true}) {
+    const auto model = tiny(tiny_configs().at("qwen3_5-tiny"), kFloat);
+    if (adapted) add_lora(model.parameters(), {}, kFloat, /*seed=*/1);
+    auto adapters = share_dropout(model.parameters(), /*probability=*/0, /*seed=*/1);
+    const Objective objective{.decoder = *model.decoder, .adapters = adapted ? adapters.get() : nullptr};
+    const auto trained = prepare(trained_parameters(model, MtpTraining::kOff), {});
+    GradientSum gradients(trained);
+    Recorder before, after;
+    bool moved = false;
+    RecordedPacks recorded(objective, gradients, [&](const std::function<void()>& work, RecordedWork* beside) {
+      return moved ? after(work, beside) : before(work, beside);
+    });
+    const auto pack = random_pack({20}, 1);
+    for (int time = 0; time < 3; ++time) recorded.add(pack, /*weight=*/1);
+    moved = true;
+    trained.front()->value.set_data(trained.front()->value.detach().clone());
+    for (int time = 0; time < 2; ++time) recorded.add(pack, /*weight=*/1);
+    for (const auto& recorder : {before, after}) {
+      EXPECT_EQ(recorder.records, 1);
+      EXPECT_EQ(recorder.replays, 1);
+    }
+  }
+}
+
+TEST(LaunchesBind, WhereTheyTakeLongerThanThePackWouldRun) {
   const auto& presets = families().at(0).presets;
   const auto binds = [&](const std::string& name, std::int64_t tokens) {
     for (const auto& [preset, config] : presets) {
       if (preset != name) continue;
       const auto model = build_model(nlohmann::json::parse(config), "config", {});
-      return launches_bind({.decoder = *model.decoder}, tokens, tokens);
+      return launches_bind({.decoder = *model.decoder}, tokens);
     }
     throw std::out_of_range(name);
   };
@@ -127,15 +181,22 @@ TEST(RecordedPacks, AreThoseWhoseLaunchesTakeLongerThanTheyWouldRun) {
 
 TEST(WhyNotRecorded, NamesWhatTakesTheHostOrCountsTheFilling) {
   const auto configs = tiny_configs();
-  const auto dense = tiny(configs.at("qwen3_5-tiny"), kBFloat16);
-  EXPECT_EQ(why_not_recorded({.decoder = *dense.decoder}), "");
-  EXPECT_NE(why_not_recorded({.decoder = *dense.decoder, .router_aux_loss_coef = 0.1}), "");
+  const Mesh two({.dp = 2}, /*rank=*/0);
+  const auto dense = build_model(configs.at("qwen3_5-tiny"), "config", {.mtp = true});
+  initialize(dense.parameters(), kBFloat16, 1);
+  auto& decoder = *dense.decoder;
+  EXPECT_EQ(why_not_recorded({.decoder = decoder}), "");
+  EXPECT_EQ(why_not_recorded({.decoder = decoder, .router_aux_loss_coef = 0.1}),
+            "the load-balancing loss counts every token of a pack");
+  EXPECT_EQ(why_not_recorded({.decoder = decoder, .mtp = dense.mtp.get()}), "multi-token prediction is trained");
   LoraDropout adapters{.probability = 0.1};
-  EXPECT_NE(why_not_recorded({.decoder = *dense.decoder, .adapters = &adapters}), "");
+  EXPECT_EQ(why_not_recorded({.decoder = decoder, .adapters = &adapters}), "the host draws what adapters drop");
   adapters.probability = 0;
-  EXPECT_EQ(why_not_recorded({.decoder = *dense.decoder, .adapters = &adapters}), "");
+  EXPECT_EQ(why_not_recorded({.decoder = decoder, .adapters = &adapters}), "");
+  decoder.set_mesh(two);
+  EXPECT_EQ(why_not_recorded({.decoder = decoder}), "processes exchange tensors within it");
   const auto sparse = tiny(configs.at("qwen3_8_flash_next-tiny"), kBFloat16);  // an indexer, n-gram embeddings
-  EXPECT_NE(why_not_recorded({.decoder = *sparse.decoder}), "");
+  EXPECT_EQ(why_not_recorded({.decoder = *sparse.decoder}), "the host takes part in this model's layers");
 }
 
 }  // namespace

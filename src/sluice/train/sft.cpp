@@ -85,15 +85,15 @@ SftTrainer::SftTrainer(const SftOptions& options, Model& model, const std::vecto
 
 void SftTrainer::prepare_recording() {
   const auto device = objective_.decoder.device();
-  if (!device.is_cuda()) return;
-  const auto reason = why_not_recorded(objective_);
-  if (reason.empty()) {
-    recorded_.emplace(objective_, gradients_, [device](const std::function<void()>& work, RecordedWork* beside) {
-      return record_work(device, work, beside);
-    });
-  } else if (launches_bind(objective_, options_.data.seq_len, options_.data.seq_len)) {
-    log_info("launches bind packs of {} tokens, and they are not recorded: {}", options_.data.seq_len, reason);
+  const auto seq_len = options_.data.seq_len;
+  if (!device.is_cuda() || !launches_bind(objective_, seq_len)) return;
+  if (const auto reason = why_not_recorded(objective_); !reason.empty()) {
+    log_info("launches bind packs of {} tokens, and they are not recorded: {}", seq_len, reason);
+    return;
   }
+  recorded_.emplace(objective_, gradients_, [device](const std::function<void()>& work, RecordedWork* beside) {
+    return record_work(device, work, beside);
+  });
 }
 
 ExitCode SftTrainer::run() {

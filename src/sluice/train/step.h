@@ -37,12 +37,27 @@ struct StepStats : LossStats {
   double grad_norm = 0;  // before clipping
 };
 
+// The losses of one pack, as parts of those of its step.
+struct PackLosses {
+  Tensor minimised;  // scalar, for backward(); of several ranks this one's part
+  Tensor parts;      // [4] float64, without a graph: loss, router_aux_loss and mtp_loss as in LossStats, and how many
+                     // trained tokens have the right one as their likeliest
+};
+
+// Forward pass of a pack, whose loss weights are divided by those of all trained tokens of the step; so are those of
+// `next`, what multi-token prediction learns from the pack (next_tokens(); null: nothing). `share`: of the step's
+// tokens, by which the pack's load balancing counts.
+PackLosses pack_losses(const Objective& objective, const Batch& batch, const Batch* next = nullptr, double share = 0);
+
+// Empty, or why pack_losses() and its backward pass cannot be recorded once for all packs of a shape.
+std::string why_not_recorded(const Objective& objective);
+
 class RecordedPacks;  // train/recorded_packs.h
 
 // Sums the gradients of all packs, divided by the weight of all trained tokens together, clips their norm to
 // `clip_norm` (0: not at all) and updates. A step without a trained token has loss 0 and changes nothing. NaN error,
 // before anything is updated, if loss or gradients are not finite; it names the step and the first bad tensor.
-// `recorded`, of the same objective and gradients, takes the packs that it wants.
+// `recorded`, of the same objective and gradients, takes all packs; null: they are launched.
 StepStats train_step(const Objective& objective, const std::vector<PackedBatch>& packs, GradientSum& gradients,
                      AdamW& optimizer, std::int64_t step, double lr, double clip_norm,
                      RecordedPacks* recorded = nullptr);

@@ -5,6 +5,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <exception>
+
 #include "sluice/kernels/common/recorded_work.h"
 
 namespace sluice {
@@ -39,8 +41,7 @@ class Graph : public RecordedWork {
       make_room(device.index());
       graph_.capture_begin(beside != nullptr ? beside->graph_.pool() : c10::MempoolId_t{0, 0},
                            cudaStreamCaptureModeThreadLocal);
-      work();
-      graph_.capture_end();
+      capture(work);
     }
     wait(outer, own_);
   }
@@ -48,6 +49,22 @@ class Graph : public RecordedWork {
   void replay() override { graph_.replay(); }
 
  private:
+  // Work that throws, out of memory for one, has the capture ended too: ~CUDAGraph() ends none, and all that is
+  // destroyed on the way up would find the stream still capturing, and the allocator asking a graph that is gone which
+  // streams are its own.
+  void capture(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (...) {
+      try {
+        graph_.capture_end();
+      } catch (const std::exception&) {  // of half the work; what the work threw says why
+      }
+      throw;
+    }
+    graph_.capture_end();
+  }
+
   c10::cuda::CUDAStream own_;  // recorded on another than the current one, whose memory is that of the stream
   at::cuda::CUDAGraph graph_;
 };
