@@ -141,9 +141,8 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   const auto q = rotary(q_layernorm_.forward(qk.narrow(1, 0, width).unflatten(1, {sizes_.num_heads, sizes_.head_dim})),
                         context.rotary.cos.narrow(0, first, x.size(0)),
                         context.rotary.sin.narrow(0, first, x.size(0)));  // [T, nI, dI]
-  auto live =
-      block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
-                  int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
+  auto live = block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
+                          int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
   if (record == nullptr) return live;
   const auto complete = (context.pack.positions.narrow(0, first, x.size(0)) + 1).floor_divide(c);  // blocks it sees
   return record->follow(live, complete.unsqueeze(1), ChoiceOrder::kRising, context);
