@@ -383,15 +383,13 @@ __global__ void initial_state_backward(const __grid_constant__ CausalConvBackwar
 
 constexpr int kMaxGridY = 65535;
 
-int blocks(int64_t count, int size) { return static_cast<int>((count + size - 1) / size); }
-
 dim3 state_grid(const CausalConvParams& params) {
-  return dim3(blocks(params.channels, kThreads), std::min(params.sequences, kMaxGridY));
+  return dim3(blocks_for(params.channels, kThreads), std::min(params.sequences, kMaxGridY));
 }
 
 template <typename T, typename Weight, int kLanes>
 void run(const CausalConvParams& params, cudaStream_t stream) {
-  const dim3 grid(blocks(params.channels, kThreads * kLanes), blocks(params.tokens, kForwardStrip));
+  const dim3 grid(blocks_for(params.channels, kThreads * kLanes), blocks_for(params.tokens, kForwardStrip));
   convolve<T, Weight, kLanes><<<grid, kThreads, 0, stream>>>(params);
 }
 template <typename T, typename Weight>
@@ -407,7 +405,7 @@ void run(const CausalConvParams& params, cudaStream_t stream) {
 
 template <typename T, typename Weight, int kLanes>
 void run_backward(const CausalConvBackwardParams& params, int strip, int strips, cudaStream_t stream) {
-  const dim3 grid(blocks(params.forward.channels, kThreads * kLanes), strips);
+  const dim3 grid(blocks_for(params.forward.channels, kThreads * kLanes), strips);
   convolve_backward<T, Weight, kLanes><<<grid, kThreads, 0, stream>>>(params, strip);
 }
 template <typename T, typename Weight>
@@ -418,7 +416,7 @@ void run(const CausalConvBackwardParams& params, cudaStream_t stream) {
     initial_state_backward<T, Weight><<<state_grid(forward), kThreads, 0, stream>>>(params);
   if (strips > 0) {
     if (params.halo)
-      copy_halo<T><<<dim3(blocks(forward.channels, kThreads), strips), kThreads, 0, stream>>>(params, strip);
+      copy_halo<T><<<dim3(blocks_for(forward.channels, kThreads), strips), kThreads, 0, stream>>>(params, strip);
     if (in_vectors<T>(forward.channels, {forward.x, params.grad_out, params.grad_x},
                       {forward.x_stride, params.grad_out_stride, params.grad_x_stride})) {
       run_backward<T, Weight, kLanesOfVectors>(params, strip, strips, stream);
@@ -443,7 +441,7 @@ cudaError_t run_typed(const Params& params, ConvType type, ConvType weight_type,
 
 }  // namespace
 
-int32_t causal_conv_strips(int32_t tokens) { return blocks(tokens, backward_strip(tokens)); }
+int32_t causal_conv_strips(int32_t tokens) { return static_cast<int32_t>(blocks_for(tokens, backward_strip(tokens))); }
 
 cudaError_t launch_causal_conv(const CausalConvParams& params, cudaStream_t stream) {
   if (params.channels == 0) return cudaSuccess;

@@ -34,20 +34,20 @@ int segment_pieces(const GatedDeltaParams& params) {
   return best;
 }
 
+// Multiprocessors without a walk, where all walks are on the chip at once; below 0 where they are more.
+int idle_in_walks(const GatedDeltaParams& params) {
+  return multiprocessors() - 2 * params.sequences * params.value_heads;
+}
+
 // Pieces of equal length, up to 132 chunks: with that many a segment is a whole number of rounds of `gradients`, whose
 // items are a chunk and key head, over 132 multiprocessors. A pack whose walks are more than fit at once needs longer
 // ones, for enough of them.
 Cut cut_of(const GatedDeltaParams& params) {
-  const bool fits = 2 * params.sequences * params.value_heads <= multiprocessors();
-  const int chunks = std::max(chunk_bound(params), 1), pieces = segment_pieces(params), most = fits ? 132 : 528;
+  const int most = idle_in_walks(params) >= 0 ? 132 : 528;
+  const int chunks = std::max(chunk_bound(params), 1), pieces = segment_pieces(params);
   if (pieces == 1) return {std::min(most, chunks), 1};
   const int segments = (chunks + most * pieces - 1) / (most * pieces);
   return {(chunks + segments * pieces - 1) / (segments * pieces), pieces};
-}
-
-// Multiprocessors without a walk, where all walks are on the chip at once.
-int idle_in_walks(const GatedDeltaParams& params) {
-  return multiprocessors() - 2 * params.sequences * params.value_heads;
 }
 
 // The part of a segment's `gradients` that the multiprocessors which its walks leave idle can work out in their time,

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "sluice/kernels/common/column_sums.cuh"
-#include "sluice/kernels/common/lanes.cuh"
+#include "sluice/kernels/common/vector_launch.cuh"
 #include "sluice/kernels/gated_rms_norm/params.h"
 
 namespace sluice {
@@ -192,30 +192,23 @@ __global__ void add_shares(const __grid_constant__ GatedRmsNormBackwardParams ba
   if (threadIdx.y == 0 && column < columns) static_cast<Weight*>(backward.grad_weight)[column] = Weight(sum);
 }
 
-template <typename T>
-bool in_vectors(std::initializer_list<NormRows> all) {
-  bool fits = true;
-  for (const NormRows& rows : all) {
-    fits = fits && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.token_stride % kVector<T> == 0 &&
-           rows.head_stride % kVector<T> == 0;
-  }
-  return fits;
-}
 NormRows constant(const MutableNormRows& rows) { return {rows.data, rows.token_stride, rows.head_stride}; }
 
 // Threads that own a row, a vector each; 0 where rows do not divide so.
 template <typename T>
-int group_size(const GatedRmsNormParams& params, std::initializer_list<NormRows> rows) {
-  const int vectors = params.value_dim % kVector<T> == 0 ? params.value_dim / kVector<T> : 0;
-  return (vectors == 8 || vectors == 16 || vectors == 32) && in_vectors<T>(rows) ? vectors : 0;
+int group_size(const GatedRmsNormParams& params, std::initializer_list<NormRows> all) {
+  for (const NormRows& rows : all) {
+    if (!in_vectors<T>(params.value_dim, {rows.data}, {rows.token_stride, rows.head_stride})) return 0;
+  }
+  const int vectors = params.value_dim / kVector<T>;
+  return vectors == 8 || vectors == 16 || vectors == 32 ? vectors : 0;
 }
 
 template <typename T, typename Weight>
 void run(const GatedRmsNormParams& params, cudaStream_t stream) {
   const int64_t rows = params.tokens * params.heads;
   const auto launch = [&](auto kernel, int group) {
-    const int64_t each = kThreads / group;
-    kernel<<<static_cast<unsigned>((rows + each - 1) / each), kThreads, 0, stream>>>(params);
+    kernel<<<blocks_for(rows, kThreads / group), kThreads, 0, stream>>>(params);
   };
   switch (group_size<T>(params, {params.x, params.gate, constant(params.out)})) {
     case 8:
