@@ -64,7 +64,7 @@ ExitCode run_out_of_device_memory(const NoOptions&, const Invocation&) {
 }
 ExitCode run_unforeseen(const NoOptions&, const Invocation&) { throw std::logic_error("index 3 of 2\nframe #0: a.so"); }
 ExitCode run_denied(const NoOptions&, const Invocation&) {
-  throw std::filesystem::filesystem_error("status", "/root/a", std::make_error_code(std::errc::permission_denied));
+  throw std::filesystem::filesystem_error("status", "locked/a", std::make_error_code(std::errc::permission_denied));
 }
 ExitCode run_bad_data(const NoOptions&, const Invocation&) { fail_data("a.jsonl:3: no messages"); }
 ExitCode run_requeue(const NoOptions&, const Invocation&) { return ExitCode::kRequeue; }
@@ -181,7 +181,7 @@ TEST(App, EndsWithTheCodeOfTheError) {
   EXPECT_EQ(sluice({"data"}).status, 3);
   EXPECT_EQ(sluice({"data"}).err, "error: a.jsonl:3: no messages\n");
   EXPECT_EQ(sluice({"denied"}).status, 3);
-  EXPECT_EQ(sluice({"denied"}).err, "error: /root/a: Permission denied\n");
+  EXPECT_EQ(sluice({"denied"}).err, "error: locked/a: Permission denied\n");
   EXPECT_EQ(sluice({"memory"}).status, 4);
   EXPECT_EQ(sluice({"device"}).status, 4);
   EXPECT_EQ(sluice({"device"}).err, "error: out of memory: tried 3 GiB\n");

@@ -144,6 +144,10 @@ std::optional<Tensor> BlockIndexer::choose(const Tensor& x, const ForwardContext
   auto live = block_top_k(q, block_keys, cu_seqlens_of(pack, own.lengths), int32s(own_blocks, x.device()),
                           int32s(used, x.device()), c, top_k, 1 / std::sqrt(static_cast<double>(sizes_.head_dim)));
   if (record == nullptr) return live;
+  if (!record->takes()) {
+    record->keep(live, context);
+    return live;
+  }
   const auto complete = (context.pack.positions.narrow(0, first, x.size(0)) + 1).floor_divide(c);  // blocks it sees
   return record->follow(live, complete.unsqueeze(1), ChoiceOrder::kRising, context);
 }

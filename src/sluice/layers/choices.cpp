@@ -19,7 +19,8 @@ std::string row_text(const Tensor& row) {
 
 }  // namespace
 
-Tensor ChoiceRecord::take(const Tensor& live, const Tensor& options, ChoiceOrder order, const ForwardContext& context) {
+Tensor ChoiceRecord::follow(const Tensor& live, const Tensor& options, ChoiceOrder order,
+                            const ForwardContext& context) {
   const auto at = std::ranges::find(taken_.blocks, context.block);
   SLUICE_CHECK(at != taken_.blocks.end(), "replay: block {} chooses, and no choice of it was kept", context.block);
   const auto known = taken_.chosen.select(1, at - taken_.blocks.begin())
@@ -39,8 +40,7 @@ Tensor ChoiceRecord::take(const Tensor& live, const Tensor& options, ChoiceOrder
     const auto first = unfit.nonzero()[0].item<std::int64_t>();
     fail(ExitCode::kRuntime,
          "replay: block {}: {} of {} tokens have what is no choice of {}{}; the first, token {} of the pack, has {} of "
-         "{} "
-         "options, and would choose {} now",
+         "{} options, and would choose {} now",
          context.block, count[2], count[0], live.size(1), order == ChoiceOrder::kRising ? " in rising order" : "",
          context.first_token + first, row_text(known[first]),
          options.expand({live.size(0), 1})[first].item<std::int64_t>(), row_text(live[first]));
@@ -48,13 +48,6 @@ Tensor ChoiceRecord::take(const Tensor& live, const Tensor& options, ChoiceOrder
   rows_ += count[0];
   differing_ += count[1];
   return at::where(is_known.unsqueeze(1), known, live);
-}
-
-Tensor ChoiceRecord::follow(const Tensor& live, const Tensor& options, ChoiceOrder order,
-                            const ForwardContext& context) {
-  if (takes()) return take(live, options, order, context);
-  keep(live, context);
-  return live;
 }
 
 void ChoiceRecord::keep(const Tensor& live, const ForwardContext& context) {

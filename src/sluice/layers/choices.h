@@ -25,15 +25,15 @@ class ChoiceRecord {
   ChoiceRecord() = default;                                           // keeps them
   explicit ChoiceRecord(Choices taken) : taken_(std::move(taken)) {}  // takes these, unless there are none
 
-  // `live` [t, k]: what the context's block chooses for the pack's tokens from context.first_token on, each below its
-  // token's number of options, [t, 1] int64, or one number of all, []; at most 2^15. The choice to follow, in its
-  // dtype: `live`, or where choices are taken and a row of theirs does not begin with -1, that. Rows of -1 are tokens
-  // whose choice is not known. Internal error, which names the first, for a row that is no choice: not as many as
-  // `live` has, one twice, one that is not among the options, or not in `order`.
-  Tensor follow(const Tensor& live, const Tensor& options, ChoiceOrder order, const ForwardContext& context);
-
-  // Keeps such a choice, where none are taken.
+  // Where choices are kept: keeps `live` [t, k], what the context's block chooses for the pack's tokens from
+  // context.first_token on, each below its token's number of options, at most 2^15.
   void keep(const Tensor& live, const ForwardContext& context);
+
+  // Where choices are taken: the one to follow instead of `live`, in its dtype, `live` itself where a row of theirs
+  // begins with -1: of a token whose choice is not known. `options`: each token's number, [t, 1] int64, or one number
+  // of all, []. Internal error, which names the first, for a row that is no choice: not as many as `live` has, one
+  // twice, one that is not among the options, or not in `order`.
+  Tensor follow(const Tensor& live, const Tensor& options, ChoiceOrder order, const ForwardContext& context);
 
   bool takes() const { return taken_.chosen.defined(); }
   Choices kept() const;  // on the CPU
@@ -43,8 +43,6 @@ class ChoiceRecord {
   std::int64_t differing() const { return differing_; }
 
  private:
-  Tensor take(const Tensor& live, const Tensor& options, ChoiceOrder order, const ForwardContext& context);
-
   Choices taken_;
   std::vector<Tensor> kept_;  // by block; undefined where one does not choose
   std::int64_t rows_ = 0, differing_ = 0;

@@ -22,9 +22,11 @@ Routing TopKRouter::forward(const Tensor& x, const ForwardContext& context) cons
   // A stable sort keeps the lower of equal experts first; topk promises no order.
   const auto order = std::get<1>(probabilities.detach().sort(/*stable=*/true, 1, /*descending=*/true));
   auto experts = order.narrow(1, 0, top_k_).contiguous();
-  if (context.replay.experts != nullptr)
-    experts =
-        context.replay.experts->follow(experts, at::scalar_tensor(weight_.shape[0], kLong), ChoiceOrder::kAny, context);
+  if (auto* record = context.replay.experts; record != nullptr && record->takes()) {
+    experts = record->follow(experts, at::scalar_tensor(weight_.shape[0], kLong), ChoiceOrder::kAny, context);
+  } else if (record != nullptr) {
+    record->keep(experts, context);
+  }
   auto weights = probabilities.gather(1, experts);
   if (norm_topk_prob_) weights = weights / weights.sum(1, /*keepdim=*/true);
   return {.experts = experts,
