@@ -85,8 +85,11 @@ __device__ inline void bulk_store(void* destination, uint32_t source, uint32_t b
                : "memory");
 }
 __device__ inline void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the sources of this thread's bulk stores may be overwritten.
-__device__ inline void bulk_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until the sources of this thread's bulk stores, but for the last kPending committed groups, may be overwritten.
+template <int kPending = 0>
+__device__ inline void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 // Until this thread's bulk stores are complete.
 __device__ inline void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 

@@ -61,27 +61,26 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
     float state[64];  // dS^T [64 v, 128 k]
     load_state(state, end_of<kWalk>(backward, workspace, item), column, thread);
 
-    for (int i = item.chunks - 1; i >= 0; --i, ring.advance()) {
+    for (int i = item.chunks - 1; i >= 0; --i, ring.advance(), turn.advance()) {
       // From one lane, so that descriptors are made in uniform registers.
       const uint32_t stage = __shfl_sync(~0u, shared + ring.stage * Stage::bytes, 0);
       const float* factors = reinterpret_cast<const float*>(memory + ring.stage * Stage::bytes + Stage::factors);
-      barrier_wait(Layout::full(shared, ring.stage), ring.parity);
-      fence_async_proxy();
-
-      uint32_t out_grad[4][4];  // dO^T [64 v, 64 t]
-      load_transposed(out_grad, stage + Stage::value + group * kTile, thread);
       uint32_t state_operand[8][4];
       pack(state_operand, state);
+      barrier_wait(Layout::full(shared, ring.stage), ring.parity);
+      if (item.is_partial(i)) fence_async_proxy();
       float written[32];     // (K dS')^T [64 v, 64 t]
       float error_grad[32];  // (P^T dO)^T, then dE^T [64 v, 64 t]
       mma_fence();
       multiply_state(written, state_operand, stage + Stage::k);
+      uint32_t out_grad[4][4];  // dO^T [64 v, 64 t]
+      load_transposed(out_grad, stage + Stage::value + group * kTile, thread);
+      mma_fence();
       multiply_tile<Major::kSummedRows>(error_grad, out_grad, stage + Stage::scores, false);
       mma_commit();
       if constexpr (kAll) {
         barrier_wait(Layout::stored(shared, group, Staged::kState), turn.parity ^ 1);
         store_rows(staging + kTile, state_operand, thread, kTile);
-        fence_async_proxy();
         barrier_arrive(Layout::staged(shared, group, Staged::kState));
       }
       uint32_t read_grad[4][4];  // scale e^G rq dO^T
@@ -132,7 +131,6 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
       mma_wait<0>();
       pin(state);
       barrier_arrive(Layout::empty(shared, ring.stage));
-      turn.advance();
     }
     if (float* start = start_of<kWalk>(backward, workspace, item)) store_state(start, state, column, thread);
   }
@@ -141,7 +139,8 @@ __device__ void consume_chunks(const GatedDeltaBackwardParams& backward, const W
 template <Walk kWalk, int kGroups>
 __global__ __launch_bounds__(WalkLayout<kWalk, kGroups>::kThreads,
                              1) void walk_backward(const __grid_constant__ GatedDeltaBackwardParams params,
-                                                   const __grid_constant__ Workspace workspace) {
+                                                   const __grid_constant__ Workspace workspace,
+                                                   const __grid_constant__ WalkRows rows) {
   using Layout = WalkLayout<kWalk, kGroups>;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
@@ -150,12 +149,12 @@ __global__ __launch_bounds__(WalkLayout<kWalk, kGroups>::kThreads,
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
   if (warpgroup == kGroups) {
     if constexpr (kGroups == 2) registers_decrease<56>();
-    const int storer = thread / 32 - kLoaders / 32;  // its group
-    if (thread < kLoaders) {
-      load_chunks<kWalk, kGroups>(params.forward, workspace, params.grad_out, params.grad_out_stride, shared, thread);
+    const int storer = thread / 32 - 1, lane = thread % 32;  // the storing warp's group
+    if (storer < 0) {
+      load_chunks<kWalk, kGroups>(params.forward, workspace, rows, shared, lane);
     } else if (kWalk != Walk::kStarts && storer < kGroups) {
-      store_chunks<kWalk, kGroups>(params.forward, workspace, params.grad_v, params.grad_v_stride, 0,
-                                   workspace.state_grad, memory, storer, thread % 32);
+      store_chunks<kWalk, kGroups>(params.forward, workspace, rows.result, 0, workspace.state_grad, memory, storer,
+                                   lane);
     }
   } else {
     if constexpr (kGroups == 2) registers_increase<224>();
@@ -168,8 +167,14 @@ cudaError_t launch(const GatedDeltaBackwardParams& params, const Workspace& work
                    cudaStream_t stream) {
   using Layout = WalkLayout<kWalk, kGroups>;
   const int grid = std::min(most_walk_items<kWalk, kGroups>(params.forward, workspace), multiprocessors);
+  WalkRows rows;
+  if (const cudaError_t error = make_walk_rows(rows, params.forward, params.grad_out, params.grad_out_stride,
+                                               params.grad_v, params.forward.tokens, params.grad_v_stride);
+      error != cudaSuccess) {
+    return error;
+  }
   return launch_with_shared_memory(walk_backward<kWalk, kGroups>, grid, Layout::kThreads, Layout::bytes, stream, params,
-                                   workspace);
+                                   workspace, rows);
 }
 
 }  // namespace

@@ -55,22 +55,14 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
       load_state(state, start_of<kWalk>(params, workspace, item), column, thread);
     }
 
-    for (int i = 0; i < item.chunks; ++i, ring.advance()) {
+    for (int i = 0; i < item.chunks; ++i, ring.advance(), turn.advance()) {
       // From one lane, so that descriptors are made in uniform registers.
       const uint32_t stage = __shfl_sync(~0u, shared + ring.stage * Stage::bytes, 0);
       const float* factors = reinterpret_cast<const float*>(memory + ring.stage * Stage::bytes + Stage::factors);
-      barrier_wait(Layout::full(shared, ring.stage), ring.parity);
-      fence_async_proxy();
-
-      uint32_t value[4][4];  // V^T [64 v, 64 t], then X^T
-      load_transposed(value, stage + Stage::value + group * kTile, thread);
-      if constexpr (kWalk == Walk::kEnds) {
-        for (auto& pairs : value) {
-          for (uint32_t& pair : pairs) pair = item.transition ? 0 : pair;
-        }
-      }
       uint32_t state_operand[8][4];
       pack(state_operand, state);
+      barrier_wait(Layout::full(shared, ring.stage), ring.parity);
+      if (item.is_partial(i)) fence_async_proxy();
       float predicted[32];  // (K S)^T [64 v, 64 t]
       float out[32];        // O^T [64 v, 64 t]
       mma_fence();
@@ -79,13 +71,20 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
       if constexpr (kOutput) {
         multiply_state(out, state_operand, stage + Stage::query);
         mma_commit();
-      } else if constexpr (kStates) {
-        barrier_wait(Layout::stored(shared, group, Staged::kState), turn.parity ^ 1);
-        store_rows(staging + kTile, state_operand, thread, kTile);
-        fence_async_proxy();
-        barrier_arrive(Layout::staged(shared, group, Staged::kState));
+      }
+      uint32_t value[4][4];  // V^T [64 v, 64 t], then X^T
+      load_transposed(value, stage + Stage::value + group * kTile, thread);
+      if constexpr (kWalk == Walk::kEnds) {
+        for (auto& pairs : value) {
+          for (uint32_t& pair : pairs) pair = item.transition ? 0 : pair;
+        }
       }
       const ColumnFactors predict_factors(factors + kPredict * kChunk, lane);
+      if constexpr (kStates) {
+        barrier_wait(Layout::stored(shared, group, Staged::kState), turn.parity ^ 1);
+        store_rows(staging + kTile, state_operand, thread, kTile);
+        barrier_arrive(Layout::staged(shared, group, Staged::kState));
+      }
       mma_wait<kOutput ? 1 : 0>();
       pin(predicted);
 #pragma unroll
@@ -132,7 +131,6 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
         store_transposed(staging, out_pairs, thread);
         barrier_arrive(Layout::staged(shared, group, Staged::kTokens));
       }
-      turn.advance();
     }
     if constexpr (!kStates) {
       if (float* end = end_of<kWalk>(params, workspace, item)) store_state(end, state, column, thread);
@@ -143,7 +141,8 @@ __device__ void consume_chunks(const GatedDeltaParams& params, const Workspace& 
 template <Walk kWalk, int kGroups>
 __global__ __launch_bounds__(WalkLayout<kWalk, kGroups>::kThreads,
                              1) void walk_forward(const __grid_constant__ GatedDeltaParams params,
-                                                  const __grid_constant__ Workspace workspace) {
+                                                  const __grid_constant__ Workspace workspace,
+                                                  const __grid_constant__ WalkRows rows) {
   using Layout = WalkLayout<kWalk, kGroups>;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
@@ -151,19 +150,17 @@ __global__ __launch_bounds__(WalkLayout<kWalk, kGroups>::kThreads,
   allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
   if (warpgroup == kGroups) {
-    if constexpr (kGroups == 2) registers_decrease<56>();
-    const int storer = thread / 32 - kLoaders / 32;  // its group
-    if (thread < kLoaders) {
-      load_chunks<kWalk, kGroups>(params, workspace, params.v, params.v_stride, shared, thread);
+    if constexpr (kGroups == 2) registers_decrease<72>();
+    const int storer = thread / 32 - 1, lane = thread % 32;  // the storing warp's group
+    if (storer < 0) {
+      load_chunks<kWalk, kGroups>(params, workspace, rows, shared, lane);
     } else if (kWalk != Walk::kEnds && storer < kGroups) {
-      constexpr bool kOutput = kWalk == Walk::kOutput;
-      store_chunks<kWalk, kGroups>(params, workspace, kOutput ? params.out : workspace.error,
-                                   static_cast<int64_t>(params.value_heads) * kHeadDim,
-                                   kOutput ? 0 : segment_token(params, workspace), kOutput ? nullptr : workspace.state,
-                                   memory, storer, thread % 32);
+      store_chunks<kWalk, kGroups>(params, workspace, rows.result,
+                                   kWalk == Walk::kOutput ? 0 : segment_token(params, workspace), workspace.state,
+                                   memory, storer, lane);
     }
   } else {
-    if constexpr (kGroups == 2) registers_increase<224>();
+    if constexpr (kGroups == 2) registers_increase<216>();
     consume_chunks<kWalk, kGroups>(params, workspace, memory, warpgroup, thread);
   }
 }
@@ -173,8 +170,17 @@ cudaError_t launch(const GatedDeltaParams& params, const Workspace& workspace, i
                    cudaStream_t stream) {
   using Layout = WalkLayout<kWalk, kGroups>;
   const int grid = std::min(most_walk_items<kWalk, kGroups>(params, workspace), multiprocessors);
+  constexpr bool kOutput = kWalk == Walk::kOutput;
+  WalkRows rows;
+  if (const cudaError_t error =
+          make_walk_rows(rows, params, params.v, params.v_stride, kOutput ? params.out : workspace.error,
+                         kOutput ? params.tokens : workspace.segment_chunks * kChunk,
+                         static_cast<int64_t>(params.value_heads) * kHeadDim);
+      error != cudaSuccess) {
+    return error;
+  }
   return launch_with_shared_memory(walk_forward<kWalk, kGroups>, grid, Layout::kThreads, Layout::bytes, stream, params,
-                                   workspace);
+                                   workspace, rows);
 }
 
 }  // namespace

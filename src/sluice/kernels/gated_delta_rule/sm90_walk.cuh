@@ -5,12 +5,12 @@
 // what fills the chip) one V half of it. A consumer warpgroup owns 64 of the state's V columns, as S^T [64 v, 128 k] in
 // fp32 registers, across all chunks; the V halves never meet. All products are taken transposed, with V along the
 // accumulator's rows, so that each result is the next product's left operand in registers: a chunk passes no
-// intermediate result through shared memory. The last warpgroup moves data: two warps load the chunks' tiles into a
-// ring of stages, and one warp a consumer warpgroup carries what that one staged in shared memory out to global memory.
-// CTAs are persistent: the loaders run ahead into the next item.
+// intermediate result through shared memory. The last warpgroup moves data: one warp loads the chunks' tiles into a
+// ring of stages, and one a consumer warpgroup carries what that one staged in shared memory out to global memory. CTAs
+// are persistent: the loader runs ahead into the next item.
 #pragma once
 
-#include "sluice/kernels/gated_delta_rule/sm90.cuh"
+#include "sluice/kernels/gated_delta_rule/sm90_tiles.cuh"
 
 namespace sluice::sm90 {
 
@@ -28,18 +28,16 @@ struct Stage {
 constexpr uint32_t kFactorBytes = kFactors * kChunk * sizeof(float);
 
 constexpr int kWalkStages = 3;
-constexpr int kLoaders = 64;  // threads
+constexpr int kLoaders = 32;  // threads
 
 // What a consumer warpgroup stages for its storing warp: the first staging tile; the two after it.
 enum class Staged { kTokens = 0, kState = 1 };
 
 constexpr bool is_backward(Walk walk) { return walk == Walk::kStateGradients || walk == Walk::kStarts; }
 constexpr bool reads_queries(Walk walk) { return walk == Walk::kOutput || is_backward(walk); }
+constexpr bool writes_states(Walk walk) { return walk == Walk::kStates || walk == Walk::kStateGradients; }
 // Tiles a group stages: [64 t, 64 v] of output, errors or gradients of v; and the state's two.
-constexpr int staging_tiles(Walk walk) {
-  if (walk == Walk::kEnds || walk == Walk::kStarts) return 0;
-  return walk == Walk::kOutput ? 1 : 3;
-}
+constexpr int staging_tiles(Walk walk) { return walk == Walk::kOutput ? 1 : writes_states(walk) ? 3 : 0; }
 
 // Shared memory of the CTA: the stages, a staging area for what each group writes, the barriers.
 template <Walk kWalk, int kGroups>
@@ -66,8 +64,8 @@ struct WalkLayout {
   }
   __device__ static uint32_t staging(int group) { return kStaging + group * kStagingTiles * kTile; }
 
-  // Full: each loader once its copies are there, and one more that announces the bulk copies. Empty: the consumers.
-  // Staged: the consumers of a group. Stored: the group's storing warp.
+  // Full: each thread that loads, once its copies are there, and one more that announces those of the copy engine.
+  // Empty: the consumers. Staged: the consumers of a group. Stored: the group's storing warp.
   __device__ static void init(uint32_t shared) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < kStages; ++stage) {
@@ -86,6 +84,22 @@ struct WalkLayout {
   }
 };
 
+// What the walks read and write by tiles: `value` is v or grad_out, `result` the output, E or the gradient of v.
+struct WalkRows {
+  TokenRows q, k, value, result;
+};
+inline cudaError_t make_walk_rows(WalkRows& rows, const GatedDeltaParams& params, const bf16* value,
+                                  int64_t value_stride, bf16* result, int result_tokens, int64_t result_stride) {
+  const int key_columns = params.key_heads * kHeadDim, value_columns = params.value_heads * kHeadDim;
+  for (const cudaError_t error : {make_token_rows(rows.q, params.q, params.tokens, key_columns, params.q_stride),
+                                  make_token_rows(rows.k, params.k, params.tokens, key_columns, params.k_stride),
+                                  make_token_rows(rows.value, value, params.tokens, value_columns, value_stride),
+                                  make_token_rows(rows.result, result, result_tokens, value_columns, result_stride)}) {
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 // The part of a sequence that lies in a piece.
 struct WalkItem {
   int piece, sequence, head, group;  // `group`: the V half of the CTA's first consumer warpgroup
@@ -93,6 +107,9 @@ struct WalkItem {
   int first_chunk, chunks;           // the first one's place in the segment
   bool starts, ends;                 // with the sequence
   bool transition;                   // of the piece: from the identity, without values
+
+  // Whether a chunk has fewer tokens than kChunk, so that its tiles came by the threads' copies.
+  __device__ bool is_partial(int position) const { return (position + 1) * kChunk > span.last - span.first; }
 };
 // How many sequences of a piece a walk goes along; a transition counts as one.
 template <Walk kWalk>
@@ -157,82 +174,85 @@ __device__ inline WalkChunk walk_chunk(const WalkItem& item, int value_heads, in
           static_cast<int64_t>(item.first_chunk + position) * value_heads + item.head};
 }
 
-// The loaders. `value`, of token stride `value_stride`, is v or grad_out.
+// The loader.
 template <Walk kWalk, int kGroups>
-__device__ void load_chunks(const GatedDeltaParams& params, const Workspace& workspace, const bf16* value,
-                            int64_t value_stride, uint32_t shared, int thread) {
+__device__ void load_chunks(const GatedDeltaParams& params, const Workspace& workspace, const WalkRows& rows,
+                            uint32_t shared, int thread) {
   using Layout = WalkLayout<kWalk, kGroups>;
   using Stage = typename Layout::Stage;
   constexpr bool kQuery = reads_queries(kWalk);
+  constexpr int kTokenTiles = (kQuery ? 4 : 2) + kGroups;
   RingPosition<Layout::kStages> ring;
   WalkItem item;
   for (int index = blockIdx.x; find_walk_item<kWalk, kGroups>(item, params, workspace, index); index += gridDim.x) {
-    const int64_t key_column = item.head / (params.value_heads / params.key_heads) * kHeadDim;
-    const int64_t value_column = item.head * kHeadDim + item.group * kHalf;
+    const int key_column = item.head / (params.value_heads / params.key_heads) * kHeadDim;
+    const int value_column = item.head * kHeadDim + item.group * kHalf;
     for (int i = 0; i < item.chunks; ++i, ring.advance()) {
       const WalkChunk chunk = walk_chunk(item, params.value_heads, is_backward(kWalk) ? item.chunks - 1 - i : i);
       const uint32_t stage = shared + ring.stage * Stage::bytes;
       const uint32_t full = Layout::full(shared, ring.stage);
+      const auto load = [&](uint32_t tile, const TokenRows& source, int column) {
+        load_token_tile<kLoaders>(stage + tile, source, chunk.first, column, chunk.rows, full, thread);
+      };
       barrier_wait(Layout::empty(shared, ring.stage), ring.parity ^ 1);
       if (thread == 0) {
-        barrier_arrive_expect(full, kFactorBytes + (kQuery ? 2 : 1) * kTile);
+        barrier_arrive_expect(full,
+                              kFactorBytes + (kQuery ? 2 : 1) * kTile + kTokenTiles * tile_arrival_bytes(chunk.rows));
         bulk_load(stage + Stage::factors, workspace.factors + chunk.block * kFactors * kChunk, kFactorBytes, full);
         bulk_load(stage + Stage::inverse, workspace.inverse + chunk.block * kChunk * kChunk, kTile, full);
         if (kQuery) bulk_load(stage + Stage::scores, workspace.scores + chunk.block * kChunk * kChunk, kTile, full);
       }
-      const bf16* k = params.k + chunk.first * params.k_stride + key_column;
-      const bf16* q = params.q + chunk.first * params.q_stride + key_column;
-#pragma unroll
       for (int half = 0; half < 2; ++half) {
-        copy_token_tile<kLoaders>(stage + Stage::k + half * kTile, k + half * kHalf, params.k_stride, chunk.rows,
-                                  thread);
-        if (kQuery) {
-          copy_token_tile<kLoaders>(stage + Stage::query + half * kTile, q + half * kHalf, params.q_stride, chunk.rows,
-                                    thread);
-        }
+        load(Stage::k + half * kTile, rows.k, key_column + half * kHalf);
+        if (kQuery) load(Stage::query + half * kTile, rows.q, key_column + half * kHalf);
       }
-#pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        copy_token_tile<kLoaders>(stage + Stage::value + group * kTile,
-                                  value + chunk.first * value_stride + value_column + group * kHalf, value_stride,
-                                  chunk.rows, thread);
+        load(Stage::value + group * kTile, rows.value, value_column + group * kHalf);
       }
       copy_arrive(full);
     }
   }
 }
 
-// A storing warp: the first staged tile of each chunk to `tokens` [tokens, Hv, V], which begins at token `first_token`;
-// and, when there are `states`, the other two to the chunk's state.
+// A storing warp: the first staged tile of each chunk, to `result`, which begins at token `first_token`; and, where the
+// walk writes states, the other two to the chunk's of `states`.
 template <Walk kWalk, int kGroups>
-__device__ void store_chunks(const GatedDeltaParams& params, const Workspace& workspace, bf16* tokens, int64_t stride,
+__device__ void store_chunks(const GatedDeltaParams& params, const Workspace& workspace, const TokenRows& result,
                              int first_token, bf16* states, uint8_t* memory, int group, int lane) {
   using Layout = WalkLayout<kWalk, kGroups>;
+  constexpr bool kStates = writes_states(kWalk);
   const uint32_t shared = shared_address(memory);
+  uint8_t* const staging = memory + Layout::staging(group);
   RingPosition<1> turn;
   WalkItem item;
+  bool is_first = true;
+  // Says that what was staged may be overwritten. With states that is said of the one staged before the last, since to
+  // wait for a store just begun takes long.
+  const auto release = [&](Staged what) {
+    if (lane == 0) bulk_store_wait_read<kStates ? 1 : 0>();
+    __syncwarp();
+    barrier_arrive(Layout::stored(shared, group, what));
+  };
   for (int index = blockIdx.x; find_walk_item<kWalk, kGroups>(item, params, workspace, index); index += gridDim.x) {
     const int half = item.group + group;
-    for (int i = 0; i < item.chunks; ++i, turn.advance()) {
+    for (int i = 0; i < item.chunks; ++i, turn.advance(), is_first = false) {
       const WalkChunk chunk = walk_chunk(item, params.value_heads, is_backward(kWalk) ? item.chunks - 1 - i : i);
-      if (states) {
+      if constexpr (kStates) {
         barrier_wait(Layout::staged(shared, group, Staged::kState), turn.parity);
         if (lane == 0) {
-          bulk_store(states + (chunk.block * 2 + half) * kHalf * kHeadDim, shared + Layout::staging(group) + kTile,
-                     2 * kTile);
+          fence_async_proxy();  // here, not in the warpgroup that all wait for
+          bulk_store(states + (chunk.block * 2 + half) * kHalf * kHeadDim, shared_address(staging) + kTile, 2 * kTile);
           bulk_store_commit();
-          bulk_store_wait_read();
         }
-        __syncwarp();
-        barrier_arrive(Layout::stored(shared, group, Staged::kState));
+        if (!is_first) release(Staged::kTokens);
       }
       barrier_wait(Layout::staged(shared, group, Staged::kTokens), turn.parity);
-      store_token_tile<32>(tokens + (chunk.first - first_token) * stride + item.head * kHeadDim + half * kHalf, stride,
-                           chunk.rows, memory + Layout::staging(group), lane);
-      barrier_arrive(Layout::stored(shared, group, Staged::kTokens));
+      store_token_tile<32>(result, chunk.first - first_token, item.head * kHeadDim + half * kHalf, chunk.rows, staging,
+                           lane);
+      release(kStates ? Staged::kState : Staged::kTokens);
     }
   }
-  if (states && lane == 0) bulk_store_wait();
+  if (lane == 0) bulk_store_wait();
 }
 
 // The thread's part of a state S^T [64 v, 128 k]: its element `i` of the accumulator is S[k][v].
