@@ -73,10 +73,6 @@ def matmuls(weights, x):
     torch.autograd.backward([qkv, out], [qkv.detach(), x.detach()])
 
 
-def median_ms(function, repeats):
-    return recurrence.median_ms(function, repeats)
-
-
 def peak_gib(function):
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -172,10 +168,10 @@ def measure(lengths, key_heads, value_heads, with_peer, ceilings, errors):
 
     run = both(ours(weights, lengths, key_heads, value_heads))
     row["peak_gib"] = peak_gib(run)
-    row["layer_ms"] = median_ms(run, repeats)
+    runs = {"layer_ms": run}
     with torch.no_grad():
         layer = ours(weights, lengths, key_heads, value_heads)
-        row["layer_forward_ms"] = median_ms(lambda: layer(x), repeats)
+        row["layer_forward_ms"] = recurrence.median_ms(lambda: layer(x), repeats)
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(3):
@@ -184,14 +180,13 @@ def measure(lengths, key_heads, value_heads, with_peer, ceilings, errors):
     torch.cuda.synchronize()
     if with_peer:
         other = peer(weights, bounds, key_heads, value_heads)
-        run = both(other, *other.norm.parameters())
-        row["peer_peak_gib"] = peak_gib(run)
-        row["peer_layer_ms"] = median_ms(run, repeats)
+        runs["peer_layer_ms"] = both(other, *other.norm.parameters())
+        row["peer_peak_gib"] = peak_gib(runs["peer_layer_ms"])
     def gemms():
         for leaf in (x, *weights):
             leaf.grad = None
         matmuls(weights, x)
-    row["matmul_ms"] = median_ms(gemms, repeats)
+    row |= recurrence.medians_ms(runs | {"matmul_ms": gemms}, repeats)
     for leaf in (x, *weights):
         leaf.grad = None
     del x, grad
@@ -200,25 +195,28 @@ def measure(lengths, key_heads, value_heads, with_peer, ceilings, errors):
     inputs = recurrence.draw(lengths, key_heads, value_heads, "model")
     out_grad = torch.randn_like(inputs[2])
     operator = torch.ops.sluice.gated_delta_rule
-    with torch.no_grad():
-        row["kernel_forward_ms"] = median_ms(lambda: operator(*inputs, DIM**-0.5, True, False), repeats)
-        def kernel():
-            checkpoints = operator(*inputs, DIM**-0.5, True, False)[2]
-            torch.ops.sluice.gated_delta_rule_backward(out_grad, None, *inputs, checkpoints, DIM**-0.5, True)
-        row["kernel_ms"] = median_ms(kernel, repeats)
+    def forward():
+        with torch.no_grad():
+            return operator(*inputs, DIM**-0.5, True, False)
+    def kernel():
+        with torch.no_grad():
+            torch.ops.sluice.gated_delta_rule_backward(out_grad, None, *inputs, forward()[2], DIM**-0.5, True)
+    runs, both_runs = {"kernel_forward_ms": forward}, {"kernel_ms": kernel}
     if with_peer:
         from flash_qla import chunk_gated_delta_rule
         pack = bounds.long() if len(lengths) > 1 else None
         leaves = [t[None].detach().requires_grad_() for t in inputs[:5]]
         call = lambda: chunk_gated_delta_rule(*leaves, use_qk_l2norm_in_kernel=True, cu_seqlens=pack)[0]
-        with torch.no_grad():
-            row["peer_kernel_forward_ms"] = median_ms(call, repeats)
+        def peer_forward():
+            with torch.no_grad():
+                call()
         def peer_kernel():
             for leaf in leaves:
                 leaf.grad = None
             call().backward(out_grad[None])
-        row["peer_kernel_ms"] = median_ms(peer_kernel, repeats)
-        del leaves
+        runs["peer_kernel_forward_ms"], both_runs["peer_kernel_ms"] = peer_forward, peer_kernel
+    row |= recurrence.medians_ms(runs, repeats) | recurrence.medians_ms(both_runs, repeats)
+    del runs, both_runs
     floors = layer_floors_ms(tokens, key_heads, value_heads, *ceilings)
     row["floor_ms"] = {"operations": floors[0], "bytes": floors[1]}
     row["errors"] = errors

@@ -146,18 +146,25 @@ def check():
     return rows, failed
 
 
-def median_ms(function, repeats=15):
-    for _ in range(3):
-        function()
-    times = []
+def medians_ms(functions, repeats=15):
+    """Of each function, by name. They run in turns, so that the card's temperature and clocks are the same for all."""
+    for function in functions.values():
+        for _ in range(3):
+            function()
+    times = {name: [] for name in functions}
     for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
+        for name, function in functions.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            function()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end))
+    return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
+
+
+def median_ms(function, repeats=15):
+    return medians_ms({"": function}, repeats)[""]
 
 
 def kernel_ms(function):
