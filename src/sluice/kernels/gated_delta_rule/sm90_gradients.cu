@@ -223,7 +223,8 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
       auto& sums = shared.sums[turn];
       const int error_slot = slots.wait(kError), value_grad_slot = slots.wait(kValueGrad);
-      fence_async_proxy();
+      const int out_grad_slot = slots.wait(kOutGrad);
+      fence_async_proxy();  // the states come by the copy engine and need none
       const float* gates = shared.gates[error_slot][0];
       const float* betas = shared.gates[error_slot][1];
       float row_sum[2] = {};
@@ -238,9 +239,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
         decay[e] = __expf(gate);
         write_factor[e] = betas[row + 8 * e] * __expf(last_gate - gate) * k_norm[e];
       }
-      const int out_grad_slot = slots.wait(kOutGrad);
       const int state_slots[2] = {slots.wait(kState), slots.wait(kState + 1)};
-      fence_async_proxy();
 
       // d [64, 64] = a state: `a` and the state lie in slots of two V halves; the dots of its rows with those of `tile`
       // go to `dots`; then grad += factor d.
@@ -267,7 +266,6 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       for (int part = 0; part < 2; ++part) {
         const bool write = part == 1;
         const int states[2] = {slots.wait(write ? kStateGrad : kState), slots.wait((write ? kStateGrad : kState) + 1)};
-        fence_async_proxy();
         add_dims(k_grad, write ? error_slot : value_grad_slot, states[0], states[1], k_tile,
                  write ? sums.write[half] : sums.predict[half], write ? write_factor[0] : -decay[0] * k_norm[0],
                  write ? write_factor[1] : -decay[1] * k_norm[1]);
