@@ -11,8 +11,9 @@
 //   end.
 //
 // An item is a chunk and a key head with its value heads: the gradients of q and k are summed over the value heads in
-// registers. Three consumer warpgroups: two own half of K's columns each of dq and dk and form H, J, F, and half of D's
-// columns; the third owns R. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each) of each
+// registers. Three consumer warpgroups: two own half of K's columns each of dq and dk and form H, J, F, one of them in
+// work on the tensor cores while the one before is summed; the third owns the pairs (s, t), with R, D and the scores
+// transposed, and <S, dS'>. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each) of each
 // value head through a ring of 16 KiB slots; k and q stay for the whole item. CTAs are persistent. Traffic: 112 KiB
 // read a chunk and value head.
 #include <algorithm>
@@ -38,10 +39,8 @@ __device__ void load_keys(const GatedDeltaParams& params, const Workspace& works
   const bf16* q = params.q + item.first * params.q_stride + item.key_head * kHeadDim;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    copy_token_tile<kWarpgroup>(shared_address(shared.k) + half * kTile, k + half * kHalf, params.k_stride, item.rows,
-                                thread);
-    copy_token_tile<kWarpgroup>(shared_address(shared.q) + half * kTile, q + half * kHalf, params.q_stride, item.rows,
-                                thread);
+    copy_tokens(shared_address(shared.k) + half * kTile, k + half * kHalf, params.k_stride, item.rows, thread);
+    copy_tokens(shared_address(shared.q) + half * kTile, q + half * kHalf, params.q_stride, item.rows, thread);
   }
   copy_arrive(full);
 }
@@ -84,7 +83,7 @@ __device__ void produce(const GatedDeltaBackwardParams& backward, const Workspac
             }
           }
           for (int half = 0; half < 2; ++half) {
-            copy_token_tile<kWarpgroup>(destination + half * kTile, source + half * kHalf, stride, item.rows, thread);
+            copy_tokens(destination + half * kTile, source + half * kHalf, stride, item.rows, thread);
           }
         } else if (thread == 0) {
           const bf16* source = slot < kStateGrad ? workspace.state : workspace.state_grad;
@@ -109,12 +108,11 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
     const int row = 2 * lane + i;
     const float k_norm = shared.norms[0][row], q_norm = shared.norms[1][row];
     const float write = __expf(last_gate - gate[i]) * k_norm * (sums.write[0][row] + sums.write[1][row]);
-    float beta_grad = write;
-    for (int warp = 0; warp < 4; ++warp) beta_grad += sums.column[0][warp][row] + sums.column[1][warp][row];
+    const float beta_grad = write + sums.beta[row];
     const float read = backward.forward.scale * q_norm * (sums.read[0][row] + sums.read[1][row]);
     const float predict = k_norm * (sums.predict[0][row] + sums.predict[1][row]);
-    gate_grad[i] = sums.row[0][row] + sums.row[1][row] + sums.row[2][row] + __expf(gate[i]) * (read - predict) -
-                   beta[i] * beta_grad;
+    gate_grad[i] = __expf(gate[i]) * (read - predict) - beta[i] * beta_grad;
+    for (int warp = 0; warp < kWarps; ++warp) gate_grad[i] += sums.gate[warp][row];
     write_total += beta[i] * write;
     if (row < item.rows) backward.grad_beta[(item.first + row) * backward.forward.value_heads + head] = beta_grad;
   }
@@ -122,9 +120,7 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
   for (int mask = 16; mask > 0; mask /= 2) write_total += __shfl_xor_sync(~0u, write_total, mask);
   if (lane == 31) {
     float states = 0.f;
-    for (int half = 0; half < kHalves; ++half) {
-      for (int warp = 0; warp < 4; ++warp) states += sums.states[half][warp];
-    }
+    for (int warp = 0; warp < kWarps; ++warp) states += sums.states[warp];
     gate_grad[1] += write_total + __expf(last_gate) * states;
   }
   gate_grad[0] += gate_grad[1];
@@ -144,56 +140,131 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
   }
 }
 
-// The consumer of R.
+// The consumer of the pairs: R, D and what follows from them; <S, dS'>; dg and dbeta.
 __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Workspace& workspace, GradientItems items,
                               GradientStorage& shared, int thread) {
   const GatedDeltaParams& params = backward.forward;
-  const int warp = thread / 32, lane = thread % 32;
+  const PairBlocks blocks(thread);
+  const int warp = blocks.warp, lane = blocks.lane;
   const int heads = params.value_heads / params.key_heads;
+  const uint32_t k = shared_address(shared.k), q = shared_address(shared.q), staging = shared_address(shared.staging);
+  const uint32_t staging_full = shared_address(&shared.staging_full);
+  const auto multiply = [&](float(&x)[kPairs], uint32_t left, uint32_t right) {
+    float product[32];
+    mma_fence();
+    multiply_rows(product, left, right, false);
+    mma_commit();
+    mma_wait<0>();
+    pin(product);
+    blocks.take(x, product);
+  };
 
   SlotReader slots{shared, lane, {}};
   RingPosition<1> keys;
-  int turn = 0;
+  RingPosition<2> turn;
   for (int index = items.first + blockIdx.x; index < items.last; index += gridDim.x, keys.advance()) {
     const GradientItem item = gradient_item(params, workspace, index);
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
-    const PairColumns parts[2] = {{shared, true, params.scale, 0, thread}, {shared, true, params.scale, 1, thread}};
-    float grad[2][16] = {};
-    for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
-      auto& sums = shared.sums[turn];
+    float query_score[kPairs], key_score[kPairs];  // scale q~.k~, -k~.k~
+    multiply(query_score, k, q);
+    blocks.scale(query_score, params.scale, shared.norms[0], shared.norms[1], false);
+    multiply(key_score, k, k);
+    blocks.scale(key_score, -1.f, shared.norms[0], shared.norms[0], true);
+    float query_grad[kPairs] = {}, key_grad[kPairs] = {};  // beta_s Gamma R, -beta_s Gamma D, summed over the heads
+    for (int i = 0; i < heads; ++i, turn.advance(), slots.next_head()) {
+      auto& sums = shared.sums[turn.stage];
       const int error_slot = slots.wait(kError);
       const uint32_t error = shared_address(shared.slots[error_slot]);
+      const uint32_t value_grad = shared_address(shared.slots[slots.wait(kValueGrad)]);
       const uint32_t out_grad = shared_address(shared.slots[slots.wait(kOutGrad)]);
       fence_async_proxy();
+      float r[kPairs], d[kPairs];  // R^T, -D^T
+      multiply(r, error, out_grad);
+      slots.release(kOutGrad);
+      multiply(d, error, value_grad);
+      slots.release(kValueGrad);
+
       const float* gates = shared.gates[error_slot][0];
       const float* betas = shared.gates[error_slot][1];
-      float row_sum[2] = {};
+      const float row_gate[2] = {gates[blocks.row[0]], gates[blocks.row[1]]};
+      const float row_beta[2] = {betas[blocks.row[0]], betas[blocks.row[1]]};
+      float row_sum[2] = {}, column_sum[16] = {};
 #pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        parts[part].add(grad[part], row_sum, sums.column[0][warp], out_grad, error, gates, betas);
+      for (int block = 0; block < kBlocks; ++block) {
+        const bool first = blocks.in_first_rows(block);
+        const float2 gate = *reinterpret_cast<const float2*>(gates + 8 * blocks.columns(block) + blocks.column);
+        const float beta = first ? row_beta[0] : row_beta[1];
+        float share[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int p = 2 * block + e;
+          float exponent = (e ? gate.y : gate.x) - (first ? row_gate[0] : row_gate[1]);
+          // Left of the diagonal scores are zero, and so will be the gradients.
+          if (PairBlocks::may_cross_diagonal(block)) exponent = fminf(exponent, 0.f);
+          const float decay = __expf(exponent), weight = decay * beta;
+          share[e] = decay * (r[p] * query_score[p] + d[p] * key_score[p]);
+          query_grad[p] += weight * r[p];
+          key_grad[p] += weight * d[p];
+        }
+        row_sum[0] += first ? share[0] + share[1] : 0.f;
+        row_sum[1] += first ? 0.f : share[0] + share[1];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float weighted = beta * share[e];
+          if (block == 8) {
+            column_sum[2 * 7 + e] += weighted;
+          } else if (block >= 3) {
+            column_sum[2 * block + e] += weighted;
+          } else {
+            column_sum[2 * block + e] += first ? weighted : 0.f;
+            column_sum[2 * (6 - block) + e] += first ? 0.f : weighted;
+          }
+        }
       }
-      slots.release_unread(kOutGrad);
-      slots.release_unread(kValueGrad);  // this and the states only the others read
-      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);
-      parts[0].store_row_sums(sums.row[2], row_sum);
+      column_sums(sums.gate[warp], column_sum, lane);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float sum = quad_sum(row_sum[e]);
+        if (lane % 4 == 0) sums.beta[blocks.row[e]] = sum;
+      }
       const float2 gate_pair = *reinterpret_cast<const float2*>(gates + 2 * lane);
       const float2 beta_pair = *reinterpret_cast<const float2*>(betas + 2 * lane);
       const float last_gate = gates[kChunk - 1];
       slots.release(kError);
       if (i + 1 == heads) {
-        for (int part = 0; part < 2; ++part) parts[part].store_grad(shared_address(shared.staging), grad[part]);
+        barrier_wait(shared_address(&shared.staging_empty), keys.parity ^ 1);
+        blocks.scale(query_grad, params.scale, shared.norms[0], shared.norms[1], false);
+        blocks.scale(key_grad, -1.f, shared.norms[0], shared.norms[0], true);
+        blocks.store(staging, query_grad, thread);
+        blocks.store(staging + kTile, key_grad, thread);
         fence_async_proxy();
+        warp_arrive(staging_full, lane);
       }
-      named_barrier(kConsumerBarrier,
-                    kConsumers * kWarpgroup);  // the sums are written, after the last head staging too
-      if (warp == i % 4) {
+
+      uint32_t states[2], state_grads[2];
+      for (int half = 0; half < 2; ++half) {
+        states[half] = shared_address(shared.slots[slots.wait(kState + half)]);
+        state_grads[half] = shared_address(shared.slots[slots.wait(kStateGrad + half)]);
+      }
+      float product[32];  // S^T dS' [64 v, 64 v], both V halves on top of each other: its trace is <S, dS'>
+      mma_fence();
+      for (int half = 0; half < 2; ++half) multiply_rows(product, states[half], state_grads[half], half > 0);
+      mma_commit();
+      mma_wait<0>();
+      pin(product);
+      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release(slot);
+      const float trace = diagonal_sum(product, thread);
+      if (lane == 0) sums.states[warp] = trace;
+      // The sums are written, and the warp that finished the last head's has read them.
+      named_barrier(kPairsBarrier, kWarpgroup);
+      if (warp == i % kWarps) {
+        barrier_wait(shared_address(&shared.sums_full[turn.stage]), turn.parity);
         finish_gates(backward, sums, shared, {gate_pair.x, gate_pair.y}, {beta_pair.x, beta_pair.y}, last_gate, item,
                      item.key_head * heads + i, lane);
       }
     }
-    barrier_arrive(shared_address(&shared.keys_empty));
-    if (heads == 1) named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);  // the halves are done with staging
+    warp_arrive(shared_address(&shared.keys_empty), lane);
   }
 }
 
@@ -205,112 +276,93 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
   const int heads = params.value_heads / params.key_heads;
   const uint32_t k_tile = shared_address(shared.k) + half * kTile, q_tile = shared_address(shared.q) + half * kTile;
   const uint32_t staging = shared_address(shared.staging);
-  const int row = 16 * warp + lane / 4;
+  const int row[2] = {token_of(16 * warp + lane / 4), token_of(16 * warp + lane / 4 + 8)};
 
   SlotReader slots{shared, lane, {}};
   RingPosition<1> keys;
-  int turn = 0;
+  RingPosition<2> turn;
   for (int index = items.first + blockIdx.x; index < items.last; index += gridDim.x, keys.advance()) {
     const GradientItem item = gradient_item(params, workspace, index);
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
 
     float q_grad[32] = {}, k_grad[32] = {};  // rq dq~ and rk dk~, [64, this half of K]
-    const float k_norm[2] = {shared.norms[0][row], shared.norms[0][row + 8]};
-    const float q_norm[2] = {shared.norms[1][row], shared.norms[1][row + 8]};
-    const PairColumns pairs{shared, false, params.scale, half, thread};
-    float pair_grad[16] = {};
-    for (int i = 0; i < heads; ++i, turn ^= 1, slots.next_head()) {
-      auto& sums = shared.sums[turn];
-      const int error_slot = slots.wait(kError), value_grad_slot = slots.wait(kValueGrad);
-      const int out_grad_slot = slots.wait(kOutGrad);
+    const float k_norm[2] = {shared.norms[0][row[0]], shared.norms[0][row[1]]};
+    const float q_norm[2] = {shared.norms[1][row[0]], shared.norms[1][row[1]]};
+    for (int i = 0; i < heads; ++i, turn.advance(), slots.next_head()) {
+      auto& sums = shared.sums[turn.stage];
+      const int error_slot = slots.wait(kError);
+      const uint32_t value_grad = shared_address(shared.slots[slots.wait(kValueGrad)]);
+      const uint32_t out_grad = shared_address(shared.slots[slots.wait(kOutGrad)]);
       fence_async_proxy();  // the states come by the copy engine and need none
+      const uint32_t state_0 = shared_address(shared.slots[slots.wait(kState)]);
+      const uint32_t state_1 = shared_address(shared.slots[slots.wait(kState + 1)]);
+      float read[32], predict[32], write[32];  // H, J, F [64, this half of K]
+      mma_fence();
+      multiply_states(read, out_grad, state_0, state_1, half);
+      mma_commit();
+      multiply_states(predict, value_grad, state_0, state_1, half);
+      mma_commit();
       const float* gates = shared.gates[error_slot][0];
       const float* betas = shared.gates[error_slot][1];
-      float row_sum[2] = {};
-      pairs.add(pair_grad, row_sum, sums.column[1][warp], shared_address(shared.slots[value_grad_slot]),
-                shared_address(shared.slots[error_slot]), gates, betas);
-      pairs.store_row_sums(sums.row[half], row_sum);
       const float last_gate = gates[kChunk - 1];
       float decay[2], write_factor[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float gate = gates[row + 8 * e];
+        const float gate = gates[row[e]];
         decay[e] = __expf(gate);
-        write_factor[e] = betas[row + 8 * e] * __expf(last_gate - gate) * k_norm[e];
+        write_factor[e] = betas[row[e]] * __expf(last_gate - gate) * k_norm[e];
       }
-      const int state_slots[2] = {slots.wait(kState), slots.wait(kState + 1)};
 
-      // d [64, 64] = a state: `a` and the state lie in slots of two V halves; the dots of its rows with those of `tile`
-      // go to `dots`; then grad += factor d.
-      const auto add_dims = [&](float(&grad)[32], int a, int state_0, int state_1, uint32_t tile, float* dots,
-                                float first, float second) {
-        float product[32];
-        mma_fence();
-        multiply_state_half(product, shared_address(shared.slots[a]),
-                            shared_address(shared.slots[state_0]) + half * kTile, false);
-        multiply_state_half(product, shared_address(shared.slots[a]) + kTile,
-                            shared_address(shared.slots[state_1]) + half * kTile, true);
-        mma_commit();
-        mma_wait<0>();
-        pin(product);
+      // The dots of a product's rows with those of `tile` go to `dots`; and grad += factor product.
+      const auto add = [&](float(&grad)[32], float(&product)[32], uint32_t tile, float* dots, float first,
+                           float second) {
         row_dots(dots, product, tile, thread);
 #pragma unroll
         for (int p = 0; p < 32; ++p) grad[p] += ((p >> 1) & 1 ? second : first) * product[p];
       };
-      add_dims(q_grad, out_grad_slot, state_slots[0], state_slots[1], q_tile, sums.read[half],
-               params.scale * decay[0] * q_norm[0], params.scale * decay[1] * q_norm[1]);
-      slots.release_unread(kOutGrad);
-      // J, then F: one body, as the instruction cache is short of room.
-#pragma unroll 1
-      for (int part = 0; part < 2; ++part) {
-        const bool write = part == 1;
-        const int states[2] = {slots.wait(write ? kStateGrad : kState), slots.wait((write ? kStateGrad : kState) + 1)};
-        add_dims(k_grad, write ? error_slot : value_grad_slot, states[0], states[1], k_tile,
-                 write ? sums.write[half] : sums.predict[half], write ? write_factor[0] : -decay[0] * k_norm[0],
-                 write ? write_factor[1] : -decay[1] * k_norm[1]);
-        if (!write) slots.release_unread(kValueGrad);
-      }
-      {
-        // <S, dS'> over one V half: the trace of S^T dS'.
-        const uint32_t state = shared_address(shared.slots[slots.wait(kState + half)]);
-        const uint32_t state_grad = shared_address(shared.slots[slots.wait(kStateGrad + half)]);
-        float product[32];  // [64 v, 64 v]
-        mma_fence();
-        multiply_rows(product, state, state_grad);
-        mma_commit();
-        mma_wait<0>();
-        pin(product);
-        float trace = 0.f;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (j / 2 == warp) trace += lane & 4 ? product[4 * j + 2 * (j & 1) + 1] : product[4 * j + 2 * (j & 1)];
-        }
-        if (lane % 4 != lane / 8) trace = 0.f;  // not on the diagonal
-#pragma unroll
-        for (int mask = 16; mask > 0; mask /= 2) trace += __shfl_xor_sync(~0u, trace, mask);
-        if (lane == 0) sums.states[half][warp] = trace;
-      }
-      slots.release(kError);
-      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release_unread(slot);
-      if (i + 1 == heads) {
-        pairs.store_grad(staging + kTile, pair_grad);
-        fence_async_proxy();
-      }
-      named_barrier(kConsumerBarrier,
-                    kConsumers * kWarpgroup);  // the sums are written, after the last head staging too
+      mma_wait<1>();
+      pin(read);
+      slots.release(kOutGrad);
+      add(q_grad, read, q_tile, sums.read[half], params.scale * decay[0] * q_norm[0],
+          params.scale * decay[1] * q_norm[1]);
+
+      const uint32_t state_grad_0 = shared_address(shared.slots[slots.wait(kStateGrad)]);
+      const uint32_t state_grad_1 = shared_address(shared.slots[slots.wait(kStateGrad + 1)]);
+      mma_fence();
+      multiply_states(write, shared_address(shared.slots[error_slot]), state_grad_0, state_grad_1, half);
+      mma_commit();
+      mma_wait<1>();
+      pin(predict);
+      for (const int slot : {+kValueGrad, +kState, kState + 1}) slots.release(slot);
+      add(k_grad, predict, k_tile, sums.predict[half], -decay[0] * k_norm[0], -decay[1] * k_norm[1]);
+
+      mma_wait<0>();
+      pin(write);
+      for (const int slot : {+kError, +kStateGrad, kStateGrad + 1}) slots.release(slot);
+      add(k_grad, write, k_tile, sums.write[half], write_factor[0], write_factor[1]);
+      warp_arrive(shared_address(&shared.sums_full[turn.stage]), lane);
     }
 
-    const uint32_t query_scores = staging, key_scores = staging + kTile;
+    // With products that do not live across the heads: the compiler would wait for all products of a head where it
+    // adds to registers that tensor cores have added to.
+    const uint32_t query_pairs = staging, key_pairs = staging + kTile;  // [64 s, 64 t]
+    float q_pairs[32], k_pairs[32];
+    barrier_wait(shared_address(&shared.staging_full), keys.parity);
     mma_fence();
-    add_product<Major::kSummedColumns>(q_grad, query_scores, k_tile);
-    add_product<Major::kSummedRows>(k_grad, query_scores, q_tile);
-    add_product<Major::kSummedColumns>(k_grad, key_scores, k_tile);
-    add_product<Major::kSummedRows>(k_grad, key_scores, k_tile);
+    multiply_tiles<Major::kSummedRows>(q_pairs, query_pairs, k_tile, false);
+    multiply_tiles<Major::kSummedColumns>(k_pairs, query_pairs, q_tile, false);
+    multiply_tiles<Major::kSummedColumns>(k_pairs, key_pairs, k_tile, true);
+    multiply_tiles<Major::kSummedRows>(k_pairs, key_pairs, k_tile, true);
     mma_commit();
     mma_wait<0>();
-    pin(q_grad);
-    pin(k_grad);
+    pin(q_pairs);
+    pin(k_pairs);
+#pragma unroll
+    for (int p = 0; p < 32; ++p) {
+      q_grad[p] += q_pairs[p];
+      k_grad[p] += k_pairs[p];
+    }
 
     // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this half's staging tile.
     row_dots(shared.projection[half][0], q_grad, q_tile, thread);
@@ -323,12 +375,12 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     if (params.qk_l2norm) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int at = row + 8 * e;
+        const int at = row[e];
         q_projection[e] = q_norm[e] * q_norm[e] * (shared.projection[0][0][at] + shared.projection[1][0][at]);
         k_projection[e] = k_norm[e] * k_norm[e] * (shared.projection[0][1][at] + shared.projection[1][1][at]);
       }
     }
-    barrier_arrive(shared_address(&shared.keys_empty));
+    warp_arrive(shared_address(&shared.keys_empty), lane);
 
     const auto write_out = [&](bf16* destination, int64_t stride, const float(&grad)[32], const uint32_t(&rows)[4][4],
                                const float(&projection)[2]) {
@@ -340,15 +392,13 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       }
       store_rows(staging + half * kTile, pairs, thread);
       named_barrier(1 + half, kWarpgroup);
-      store_token_tile<kWarpgroup>(destination + item.first * stride + item.key_head * kHeadDim + half * kHalf, stride,
-                                   item.rows, shared.staging + half * kTile, thread);
+      store_tokens(destination + item.first * stride + item.key_head * kHeadDim + half * kHalf, stride, item.rows,
+                   shared.staging + half * kTile, thread);
       named_barrier(1 + half, kWarpgroup);
     };
     write_out(backward.grad_q, backward.grad_q_stride, q_grad, q_rows, q_projection);
     write_out(backward.grad_k, backward.grad_k_stride, k_grad, k_rows, k_projection);
-    // With more value heads, the sums' barrier of the next item keeps its gradients of the scores out of staging until
-    // here.
-    if (heads == 1) named_barrier(kConsumerBarrier, kConsumers * kWarpgroup);
+    warp_arrive(shared_address(&shared.staging_empty), lane);
   }
 }
 
@@ -360,10 +410,13 @@ __global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kSlots; ++slot) {
       barrier_init(shared_address(&shared.slot_full[slot]), kWarpgroup + 1);
-      barrier_init(shared_address(&shared.slot_empty[slot]), kConsumers * kWarpgroup);
+      barrier_init(shared_address(&shared.slot_empty[slot]), kConsumers * kWarps);
     }
     barrier_init(shared_address(&shared.keys_full), kWarpgroup + 1);
-    barrier_init(shared_address(&shared.keys_empty), kConsumers * kWarpgroup);
+    barrier_init(shared_address(&shared.keys_empty), kConsumers * kWarps);
+    for (uint64_t& sums : shared.sums_full) barrier_init(shared_address(&sums), kHalves * kWarps);
+    barrier_init(shared_address(&shared.staging_full), kWarps);
+    barrier_init(shared_address(&shared.staging_empty), kHalves * kWarps);
     barrier_init_fence();
   }
   __syncthreads();
@@ -373,13 +426,13 @@ __global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), thread = threadIdx.x % kWarpgroup;
   // The CTA starts with 128 registers a thread; these add up to the same.
   if (warpgroup == kConsumers) {
-    registers_decrease<40>();
+    registers_decrease<32>();
     produce(params, workspace, items, shared, thread);
   } else if (warpgroup == kHalves) {
-    registers_decrease<120>();
+    registers_increase<176>();
     consume_pairs(params, workspace, items, shared, thread);
   } else {
-    registers_increase<176>();
+    registers_increase<152>();
     consume_half(params, workspace, items, shared, warpgroup, thread);
   }
 }

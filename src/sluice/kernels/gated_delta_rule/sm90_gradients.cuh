@@ -10,10 +10,11 @@ namespace sluice::sm90 {
 constexpr int kSlots = 10;
 constexpr uint32_t kSlotBytes = 2 * kTile;
 constexpr int kHalves = 2;     // consumer warpgroups 0 and 1: the halves of K
-constexpr int kConsumers = 3;  // the last one: R
+constexpr int kConsumers = 3;  // the last one: pairs of tokens
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kWarps = kWarpgroup / 32;  // of a warpgroup
 // Named barriers; 1 and 2 are those of one half each.
-constexpr int kConsumerBarrier = 3;
+constexpr int kPairsBarrier = 3;
 constexpr int kHalvesBarrier = 4;
 
 // The order of a value head's slots; those that are done with first come first.
@@ -23,21 +24,23 @@ struct GradientStorage {
   alignas(1024) uint8_t slots[kSlots][kSlotBytes];
   uint8_t k[2 * kTile];
   uint8_t q[2 * kTile];
-  uint8_t staging[2 * kTile];      // gradients of q k^T and k k^T; then one tile a half on its way out
+  uint8_t staging[2 * kTile];      // gradients of k q^T and k k^T; then one tile a half on its way out
   float gates[kSlots][2][kChunk];  // G and beta, with the slot of kError
   float norms[2][kChunk];          // rk, rq
   // What the consumers add up for dg and dbeta of a value head; in turn, so that the next head may begin.
   struct {
-    float row[kConsumers][kChunk];   // sum_s beta_s Wb_ts, half of the columns each; of Wp
-    float column[2][4][kChunk];      // sum_t Wp_ts; of Wb; one a warp
+    float gate[kWarps][kChunk];      // sum_s beta_s (Wp + Wb)_st, one a warp
+    float beta[kChunk];              // sum_t (Wp + Wb)_st
     float read[kHalves][kChunk];     // q.H
     float predict[kHalves][kChunk];  // k.J
     float write[kHalves][kChunk];    // k.F
-    float states[kHalves][4];        // <S, dS'>, one a warp
+    float states[kWarps];            // <S, dS'>, one a warp
   } sums[2];
   float projection[kHalves][2][kChunk];  // q.dq, k.dk for the norm's gradient
-  // Full: the producers, and one more that announces bulk copies. Empty: the consumers.
+  // Full: the producers, and one more that announces bulk copies. Empty: the warps of the consumers.
   uint64_t slot_full[kSlots], slot_empty[kSlots], keys_full, keys_empty;
+  uint64_t sums_full[2];                  // the warps of the halves, read by the pairs' warpgroup
+  uint64_t staging_full, staging_empty;  // the warps of the pairs; of the halves
 };
 static_assert(sizeof(GradientStorage) <= 227 * 1024, "shared memory of one multiprocessor");
 
@@ -56,31 +59,65 @@ __device__ inline GradientItem gradient_item(const GatedDeltaParams& params, con
   return {chunk, index % params.key_heads, rows.x, rows.y};
 }
 
-// d [64, 64] = a [64, 128] b [64, 128]^T; both two tiles.
-__device__ inline void multiply_rows(float (&d)[32], uint32_t a, uint32_t b) {
+// The tokens of a chunk lie in tiles in an order of this kernel: warp w of a warpgroup, whose rows are 16w..16w+15 of an
+// accumulator, has the tokens of two groups of eight, w and 7 - w. So all warps have as much of a triangle.
+__device__ inline int token_of(int row) {
+  const int group = row / 8;
+  return 8 * (group % 2 ? 7 - group / 2 : group / 2) + row % 8;
+}
+// copy_token_tile and store_token_tile for tiles in that order, by a warpgroup.
+__device__ inline void copy_tokens(uint32_t tile, const bf16* source, int64_t stride, int rows, int thread) {
+  const int first = thread / 8, vector = thread % 8, step = first < 8 ? 8 : -8;
+  int token = token_of(first);
+  source += token * stride + vector * 8;
+#pragma unroll
+  for (int i = 0; i < kChunk; i += kWarpgroup / 8) {
+    copy_16_or_zero(tile + tile_offset(first + i, vector * 8), source, token < rows);
+    token += step;
+    source += step * stride;
+  }
+}
+__device__ inline void store_tokens(bf16* destination, int64_t stride, int rows, const uint8_t* tile, int thread) {
+  const int first = thread / 8, vector = thread % 8, step = first < 8 ? 8 : -8;
+  int token = token_of(first);
+  destination += token * stride + vector * 8;
+#pragma unroll
+  for (int i = 0; i < kChunk; i += kWarpgroup / 8) {
+    if (token < rows) {
+      *reinterpret_cast<uint4*>(destination) =
+          *reinterpret_cast<const uint4*>(tile + tile_offset(first + i, vector * 8));
+    }
+    token += step;
+    destination += step * stride;
+  }
+}
+
+// d [64, 64] (+)= a [64, 128] b [64, 128]^T; both two tiles.
+__device__ inline void multiply_rows(float (&d)[32], uint32_t a, uint32_t b, bool accumulate) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     mma_64x64<Major::kSummedColumns, Major::kSummedColumns>(
         d, operand_step<Major::kSummedColumns>(operand(a + step / 4 * kTile), step % 4),
-        operand_step<Major::kSummedColumns>(operand(b + step / 4 * kTile), step % 4), step > 0);
+        operand_step<Major::kSummedColumns>(operand(b + step / 4 * kTile), step % 4), accumulate || step > 0);
   }
 }
-// d [64, 64 of K] (+)= a [64, 64 of V] state [64 v, 64 k]: one V half.
-__device__ inline void multiply_state_half(float (&d)[32], uint32_t a, uint32_t state, bool accumulate) {
+// d [64, 64 of K] = a [64, 128 of V] state [128 v, 64 k]: slots of two V halves, of the states the tiles `half`.
+__device__ inline void multiply_states(float (&d)[32], uint32_t a, uint32_t state_0, uint32_t state_1, int half) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    mma_64x64<Major::kSummedColumns, Major::kSummedRows>(d, operand_step<Major::kSummedColumns>(operand(a), step),
-                                                         operand_step<Major::kSummedRows>(operand(state), step),
-                                                         accumulate || step > 0);
+  for (int step = 0; step < 8; ++step) {
+    const uint32_t state = (step < 4 ? state_0 : state_1) + half * kTile;
+    mma_64x64<Major::kSummedColumns, Major::kSummedRows>(
+        d, operand_step<Major::kSummedColumns>(operand(a + step / 4 * kTile), step % 4),
+        operand_step<Major::kSummedRows>(operand(state), step % 4), step > 0);
   }
 }
-// d [64, 64] += a b, or a^T b, of tiles [64, 64].
+// d [64, 64] (+)= a b, or a^T b, of tiles [64, 64].
 template <Major kA>
-__device__ inline void add_product(float (&d)[32], uint32_t a, uint32_t b) {
+__device__ inline void multiply_tiles(float (&d)[32], uint32_t a, uint32_t b, bool accumulate) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     mma_64x64<kA, Major::kSummedRows>(d, operand_step<kA>(operand(a), step),
-                                      operand_step<Major::kSummedRows>(operand(b), step), true);
+                                      operand_step<Major::kSummedRows>(operand(b), step), accumulate || step > 0);
   }
 }
 
@@ -89,7 +126,7 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Dot products of the rows of an accumulator [64, 64] with those of a tile; to result[64].
+// Dot products of the rows of an accumulator [64 t, 64] with those of a tile; to result[64], by token.
 __device__ inline void row_dots(float* result, const float (&d)[32], uint32_t tile, int thread) {
   const int warp = thread / 32, lane = thread % 32, matrix = lane / 8;
   float sum[2] = {};
@@ -106,25 +143,47 @@ __device__ inline void row_dots(float* result, const float (&d)[32], uint32_t ti
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     sum[e] = quad_sum(sum[e]);
-    if (lane % 4 == 0) result[16 * warp + lane / 4 + 8 * e] = sum[e];
+    if (lane % 4 == 0) result[token_of(16 * warp + lane / 4 + 8 * e)] = sum[e];
   }
 }
 
-// Sums over the 8 lanes that share a column group: column[2j + e] is this thread's part of column 8j + 2(lane % 4) + e
-// of 32. To result[32].
-__device__ inline void column_sums(float* result, float (&column)[8], int lane) {
+// Of the diagonal of an accumulator [64, 64], this warp's part.
+__device__ inline float diagonal_sum(const float (&d)[32], int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  float sum = 0.f;
 #pragma unroll
-  for (int count = 4, mask = 16; count >= 1; count /= 2, mask /= 2) {
-    const bool upper = lane & mask;
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const float sent = upper ? column[i] : column[i + count];
-      const float kept = upper ? column[i + count] : column[i];
-      column[i] = kept + __shfl_xor_sync(~0u, sent, mask);
-    }
+  for (int j = 0; j < 8; ++j) {
+    if (j / 2 == warp) sum += lane & 4 ? d[4 * j + 2 * (j & 1) + 1] : d[4 * j + 2 * (j & 1)];
   }
-  const int j = ((lane >> 4) & 1) * 2 + ((lane >> 3) & 1), e = (lane >> 2) & 1;
-  result[8 * j + 2 * (lane % 4) + e] = column[0];
+  if (lane % 4 != lane / 8) sum = 0.f;  // not on the diagonal
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+  return sum;
+}
+
+// Sums over lanes that differ in the bit `kMask`: of twice kCount columns a lane keeps the half that its bit names.
+template <int kCount, int kMask>
+__device__ inline void fold_columns(float* column, int lane) {
+  const bool upper = lane & kMask;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float sent = upper ? column[i] : column[i + kCount];
+    const float kept = upper ? column[i + kCount] : column[i];
+    column[i] = kept + __shfl_xor_sync(~0u, sent, kMask);
+  }
+}
+// column[2j + e] is this thread's part of column 8j + 2(lane % 4) + e of 64; their sums over the warp to result[64].
+__device__ inline void column_sums(float* result, float (&column)[16], int lane) {
+  fold_columns<8, 16>(column, lane);
+  fold_columns<4, 8>(column, lane);
+  fold_columns<2, 4>(column, lane);
+  *reinterpret_cast<float2*>(result + 2 * lane) = {column[0], column[1]};
+}
+
+// One arrival for the warp's lanes, after what they all did before.
+__device__ inline void warp_arrive(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) barrier_arrive(barrier);
 }
 
 // A consumer's place in the ring and how it takes and frees slots of the current value head.
@@ -140,115 +199,79 @@ struct SlotReader {
     barrier_wait(shared_address(&shared.slot_full[index]), ring.parity ^ (position >= kSlots ? 1 : 0));
     return index;
   }
-  // Frees a slot of the current head. Every lane says for itself that it has read it.
+  // Frees a slot of the current head, which this warp has read, and the tensor cores for it.
   __device__ void release(int slot) const {
-    barrier_arrive(shared_address(&shared.slot_empty[(ring.stage + slot) % kSlots]));
-  }
-  // Frees a slot that this warp did not read, but for the tensor cores, which are done.
-  __device__ void release_unread(int slot) const {
-    if (lane == 0) barrier_arrive(shared_address(&shared.slot_empty[(ring.stage + slot) % kSlots]), 32);
+    warp_arrive(shared_address(&shared.slot_empty[(ring.stage + slot) % kSlots]), lane);
   }
   __device__ void next_head() {
     for (int slot = 0; slot < kHeadSlots; ++slot) ring.advance();
   }
 };
 
-// 32 columns of R or D and what follows from them, for one value head. Thread's part of a [64 t, 32 s] matrix: rows
-// `row` and `row` + 8, columns 8j + `column` + {0, 1}.
-struct PairColumns {
-  GradientStorage& shared;
-  bool query;  // R and q k^T; otherwise -D and k k^T
-  int part;    // which 32 columns
-  int warp, lane, row, column;
-  float row_factor[2];
+// What one thread of the pairs' warpgroup has of matrices [64 s, 64 t] that count for t >= s alone: of its warp's two
+// groups of rows nine blocks [8, 8] on or right of the diagonal, of a block, as of an accumulator's, two columns in one
+// row: elements 2 block + {0, 1} of float[kPairs]. Rows and columns are in the order of tiles; here both go by token.
+constexpr int kBlocks = 9;
+constexpr int kPairs = 2 * kBlocks;
+struct PairBlocks {
+  int warp, lane;
+  int column;  // the first in a group of eight
+  int row[2];  // in group w and in group 7 - w
 
-  __device__ PairColumns(GradientStorage& storage, bool is_query, float scale, int which, int thread)
-      : shared(storage),
-        query(is_query),
-        part(which),
-        warp(thread / 32),
+  __device__ explicit PairBlocks(int thread)
+      : warp(thread / 32),
         lane(thread % 32),
-        row(16 * warp + lane / 4),
-        column(2 * (lane % 4)) {
-    for (int e = 0; e < 2; ++e)
-      row_factor[e] = query ? scale * shared.norms[1][row + 8 * e] : -shared.norms[0][row + 8 * e];
+        column(2 * (lane % 4)),
+        row{8 * warp + lane / 4, 8 * (7 - warp) + lane / 4} {}
+
+  // Blocks 3..7 are those of group w in the same columns, block 8 is the last one of group 7 - w. Blocks 0..2 are those
+  // of group w where it has them, or else of group 7 - w in columns 6..4.
+  __device__ bool in_first_rows(int block) const { return block < 3 ? block >= warp : block < 8; }
+  __device__ int columns(int block) const { return block < 3 && block < warp ? 6 - block : min(block, 7); }
+  __device__ static bool may_cross_diagonal(int block) { return block < 4 || block == 8; }
+
+  // From an accumulator.
+  __device__ void take(float (&x)[kPairs], const float (&d)[32]) const {
+    const auto at = [](int columns) { return 4 * (columns < 4 ? 2 * columns : 15 - 2 * columns); };
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const int block = p / 2, e = p % 2;
+      x[p] = block == 8             ? d[at(7) + 2 + e]
+             : in_first_rows(block) ? d[at(block) + e]
+                                    : d[at(6 - block) + 2 + e];
+    }
   }
 
-  // `left` is dO or dV, `error` E, with its gates and betas. Adds to `grad` the gradient of the raw q k^T or k k^T, but
-  // for the norms' factors; to row_sum, but for row_factor, the sums over s; the sums over t go to `column_result`,
-  // [64] of this warp.
-  __device__ void add(float (&grad)[16], float (&row_sum)[2], float* column_result, uint32_t left, uint32_t error,
-                      const float* gates, const float* betas) const {
-    constexpr uint32_t kPartBytes = kChunk / 2 * kTileRowBytes;
-    const uint32_t keys = shared_address(shared.k) + part * kPartBytes;
-    const uint32_t rows = query ? shared_address(shared.q) : shared_address(shared.k);
-    error += part * kPartBytes;
-    float product[16], score[16];  // R or D; q k^T or k k^T
-    mma_fence();
+  // Times scale norms_s column_norms_t where t >= s, or t > s for `strict`; zero elsewhere.
+  __device__ void scale(float (&x)[kPairs], float scale, const float* norms, const float* column_norms,
+                        bool strict) const {
+    const float row_factor[2] = {scale * norms[row[0]], scale * norms[row[1]]};
 #pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      const auto at = [&](uint32_t tiles) {
-        return operand_step<Major::kSummedColumns>(operand(tiles + step / 4 * kTile), step % 4);
-      };
-      mma_64x32<Major::kSummedColumns, Major::kSummedColumns>(product, at(left), at(error), step > 0);
-      mma_64x32<Major::kSummedColumns, Major::kSummedColumns>(score, at(rows), at(keys), step > 0);
-    }
-    mma_commit();
-    const float row_gate[2] = {gates[row], gates[row + 8]};
-    mma_wait<0>();
-    pin(product);
-    pin(score);
-    const int last_column = query ? row : row - 1;  // of the first row
-    float column_sum[8] = {};
+    for (int block = 0; block < kBlocks; ++block) {
+      const bool first_rows = in_first_rows(block);
+      const int first = 8 * columns(block) + column, diagonal = (first_rows ? row[0] : row[1]) + (strict ? 1 : 0);
+      const float factor = first_rows ? row_factor[0] : row_factor[1];
+      const float2 norm = *reinterpret_cast<const float2*>(column_norms + first);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (2 * part + j / 2 > warp) continue;  // above the diagonal
-      const int first = 32 * part + 8 * j + column;
-      const float2 gate = *reinterpret_cast<const float2*>(gates + first);
-      const float2 beta = *reinterpret_cast<const float2*>(betas + first);
-      const float2 norm = *reinterpret_cast<const float2*>(shared.norms[0] + first);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int p = 4 * j + e;
-        const bool inside = first + (e & 1) <= last_column + 8 * (e >> 1);
-        const float column_beta = e & 1 ? beta.y : beta.x;
-        const float weighted = __expf(inside ? row_gate[e >> 1] - (e & 1 ? gate.y : gate.x) : -INFINITY) * product[p];
-        const float share = weighted * score[p];
-        grad[p] += weighted * column_beta;
-        row_sum[e >> 1] += share * (column_beta * (e & 1 ? norm.y : norm.x));
-        column_sum[2 * j + (e & 1)] += share * row_factor[e >> 1];
+      for (int e = 0; e < 2; ++e) {
+        const bool inside = !may_cross_diagonal(block) || first + e >= diagonal;
+        x[2 * block + e] = inside ? x[2 * block + e] * (factor * (e ? norm.y : norm.x)) : 0.f;
       }
     }
-#pragma unroll
-    for (int m = 0; m < 8; ++m) column_sum[m] *= shared.norms[0][32 * part + 8 * (m / 2) + column + (m & 1)];
-    column_sums(column_result + 32 * part, column_sum, lane);
   }
 
-  __device__ void store_row_sums(float* result, const float (&row_sum)[2]) const {
+  // To a tile [64 s, 64 t], with zeros for what the warps do not have.
+  __device__ void store(uint32_t tile, const float (&x)[kPairs], int thread) const {
+    uint32_t pairs[4][4];
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float sum = quad_sum(row_sum[e]) * row_factor[e];
-      if (lane % 4 == 0) result[row + 8 * e] = sum;
+    for (int step = 0; step < 4; ++step) {  // column groups `step` and 7 - `step`
+      const auto block = [&](int i) { return pack(x[2 * i], x[2 * i + 1]); };
+      pairs[step][0] = in_first_rows(step) ? block(step) : 0;
+      pairs[step][1] = 0;
+      pairs[step][2] = block(7 - step);
+      pairs[step][3] = step == 0 ? block(8) : in_first_rows(step - 1) ? 0 : block(step - 1);
     }
-  }
-
-  // The finished gradient, with the norms' factors, to its columns of a tile.
-  __device__ void store_grad(uint32_t tile, const float (&grad)[16]) const {
-    const int matrix = lane / 8;
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 norm =
-            *reinterpret_cast<const float2*>(shared.norms[0] + 32 * part + 16 * step + 8 * (i / 2) + column);
-        const int p = 8 * step + 2 * i;
-        pairs[i] = pack(grad[p] * row_factor[i & 1] * norm.x, grad[p + 1] * row_factor[i & 1] * norm.y);
-      }
-      store_matrices(
-          tile + tile_offset(16 * warp + 8 * (matrix & 1) + lane % 8, 32 * part + 16 * step + 8 * (matrix >> 1)),
-          pairs);
-    }
+    store_rows(tile, pairs, thread);
   }
 };
 
