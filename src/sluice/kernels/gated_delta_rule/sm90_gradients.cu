@@ -11,11 +11,11 @@
 //   end.
 //
 // An item is a chunk and a key head with its value heads: the gradients of q and k are summed over the value heads in
-// registers. Three consumer warpgroups: two own half of K's columns each of dq and dk and form H, J, F, one of them in
-// work on the tensor cores while the one before is summed; the third owns the pairs (s, t), with R, D and the scores
-// transposed, and <S, dS'>. The producer warpgroup streams dO, E, dV (16 KiB each), S and dS' (32 KiB each) of each
-// value head through a ring of 16 KiB slots; k and q stay for the whole item. CTAs are persistent. Traffic: 112 KiB
-// read a chunk and value head.
+// registers. Three consumer warpgroups: two own half of K's columns each of dq and dk and form H, J, F, and one V half
+// each of <S, dS'>, one product on the tensor cores while the one before is summed; the third owns the pairs (s, t),
+// with R, D and, once an item, q k^T and k k^T, all transposed, and finishes dg and dbeta. The producer warpgroup
+// streams dO, E, dV (16 KiB each), S and dS' (32 KiB each) of each value head through a ring of 16 KiB slots; k and q
+// stay for the whole item. CTAs are persistent. Traffic: 112 KiB read a chunk and value head.
 #include <algorithm>
 
 #include "sluice/kernels/common/shared_memory.cuh"
@@ -118,11 +118,11 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
   }
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) write_total += __shfl_xor_sync(~0u, write_total, mask);
-  if (lane == 31) {
-    float states = 0.f;
-    for (int warp = 0; warp < kWarps; ++warp) states += sums.states[warp];
-    gate_grad[1] += write_total + __expf(last_gate) * states;
+  float states = 0.f;
+  for (int half = 0; half < kHalves; ++half) {
+    for (int warp = 0; warp < kWarps; ++warp) states += sums.states[half][warp];
   }
+  const float last = write_total + __expf(last_gate) * states;  // what the last row has more, and so all rows' sums
   gate_grad[0] += gate_grad[1];
   float sum = gate_grad[0];  // of this lane's rows and all later ones
 #pragma unroll
@@ -132,6 +132,7 @@ __device__ void finish_gates(const GatedDeltaBackwardParams& backward, const Sum
   }
   float after = __shfl_down_sync(~0u, sum, 1);
   if (lane == 31) after = 0.f;
+  after += last;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * lane + i;
@@ -149,11 +150,13 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
   const int heads = params.value_heads / params.key_heads;
   const uint32_t k = shared_address(shared.k), q = shared_address(shared.q), staging = shared_address(shared.staging);
   const uint32_t staging_full = shared_address(&shared.staging_full);
-  const auto multiply = [&](float(&x)[kPairs], uint32_t left, uint32_t right) {
+  // x = left [64 s, 128] right [64 t, 128]^T, of two tiles each; `meanwhile` while the tensor cores work.
+  const auto multiply = [&](float(&x)[kPairs], uint32_t left, uint32_t right, auto meanwhile) {
     float product[32];
     mma_fence();
-    multiply_rows(product, left, right, false);
+    multiply_rows(product, left, right);
     mma_commit();
+    meanwhile();
     mma_wait<0>();
     pin(product);
     blocks.take(x, product);
@@ -167,9 +170,9 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
     barrier_wait(shared_address(&shared.keys_full), keys.parity);
     fence_async_proxy();
     float query_score[kPairs], key_score[kPairs];  // scale q~.k~, -k~.k~
-    multiply(query_score, k, q);
+    multiply(query_score, k, q, [] {});
     blocks.scale(query_score, params.scale, shared.norms[0], shared.norms[1], false);
-    multiply(key_score, k, k);
+    multiply(key_score, k, k, [] {});
     blocks.scale(key_score, -1.f, shared.norms[0], shared.norms[0], true);
     float query_grad[kPairs] = {}, key_grad[kPairs] = {};  // beta_s Gamma R, -beta_s Gamma D, summed over the heads
     for (int i = 0; i < heads; ++i, turn.advance(), slots.next_head()) {
@@ -179,31 +182,39 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
       const uint32_t value_grad = shared_address(shared.slots[slots.wait(kValueGrad)]);
       const uint32_t out_grad = shared_address(shared.slots[slots.wait(kOutGrad)]);
       fence_async_proxy();
-      float r[kPairs], d[kPairs];  // R^T, -D^T
-      multiply(r, error, out_grad);
-      slots.release(kOutGrad);
-      multiply(d, error, value_grad);
-      slots.release(kValueGrad);
-
       const float* gates = shared.gates[error_slot][0];
       const float* betas = shared.gates[error_slot][1];
-      const float row_gate[2] = {gates[blocks.row[0]], gates[blocks.row[1]]};
+      float r[kPairs], d[kPairs], decay[kPairs];  // R^T, -D^T, Gamma^T
+      multiply(r, error, out_grad, [&] {
+        const float row_gate[2] = {gates[blocks.row[0]], gates[blocks.row[1]]};
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          const float2 gate = *reinterpret_cast<const float2*>(gates + 8 * blocks.columns(block) + blocks.column);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float exponent = (e ? gate.y : gate.x) - (blocks.in_first_rows(block) ? row_gate[0] : row_gate[1]);
+            // Left of the diagonal scores are zero, and so will be the gradients.
+            if (PairBlocks::may_cross_diagonal(block)) exponent = fminf(exponent, 0.f);
+            decay[2 * block + e] = decay_of(exponent);
+          }
+        }
+      });
+      slots.release(kOutGrad);
+      multiply(d, error, value_grad, [] {});
+      slots.release(kValueGrad);
+
       const float row_beta[2] = {betas[blocks.row[0]], betas[blocks.row[1]]};
       float row_sum[2] = {}, column_sum[16] = {};
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         const bool first = blocks.in_first_rows(block);
-        const float2 gate = *reinterpret_cast<const float2*>(gates + 8 * blocks.columns(block) + blocks.column);
         const float beta = first ? row_beta[0] : row_beta[1];
         float share[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int p = 2 * block + e;
-          float exponent = (e ? gate.y : gate.x) - (first ? row_gate[0] : row_gate[1]);
-          // Left of the diagonal scores are zero, and so will be the gradients.
-          if (PairBlocks::may_cross_diagonal(block)) exponent = fminf(exponent, 0.f);
-          const float decay = __expf(exponent), weight = decay * beta;
-          share[e] = decay * (r[p] * query_score[p] + d[p] * key_score[p]);
+          const float weight = decay[p] * beta;
+          share[e] = decay[p] * (r[p] * query_score[p] + d[p] * key_score[p]);
           query_grad[p] += weight * r[p];
           key_grad[p] += weight * d[p];
         }
@@ -232,6 +243,7 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
       const float2 beta_pair = *reinterpret_cast<const float2*>(betas + 2 * lane);
       const float last_gate = gates[kChunk - 1];
       slots.release(kError);
+      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release(slot);  // which only the others read
       if (i + 1 == heads) {
         barrier_wait(shared_address(&shared.staging_empty), keys.parity ^ 1);
         blocks.scale(query_grad, params.scale, shared.norms[0], shared.norms[1], false);
@@ -241,22 +253,7 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
         fence_async_proxy();
         warp_arrive(staging_full, lane);
       }
-
-      uint32_t states[2], state_grads[2];
-      for (int half = 0; half < 2; ++half) {
-        states[half] = shared_address(shared.slots[slots.wait(kState + half)]);
-        state_grads[half] = shared_address(shared.slots[slots.wait(kStateGrad + half)]);
-      }
-      float product[32];  // S^T dS' [64 v, 64 v], both V halves on top of each other: its trace is <S, dS'>
-      mma_fence();
-      for (int half = 0; half < 2; ++half) multiply_rows(product, states[half], state_grads[half], half > 0);
-      mma_commit();
-      mma_wait<0>();
-      pin(product);
-      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release(slot);
-      const float trace = diagonal_sum(product, thread);
-      if (lane == 0) sums.states[warp] = trace;
-      // The sums are written, and the warp that finished the last head's has read them.
+      // The pairs' sums are written; and those of the head before are read, by the warp that finished it.
       named_barrier(kPairsBarrier, kWarpgroup);
       if (warp == i % kWarps) {
         barrier_wait(shared_address(&shared.sums_full[turn.stage]), turn.parity);
@@ -287,8 +284,6 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     fence_async_proxy();
 
     float q_grad[32] = {}, k_grad[32] = {};  // rq dq~ and rk dk~, [64, this half of K]
-    const float k_norm[2] = {shared.norms[0][row[0]], shared.norms[0][row[1]]};
-    const float q_norm[2] = {shared.norms[1][row[0]], shared.norms[1][row[1]]};
     for (int i = 0; i < heads; ++i, turn.advance(), slots.next_head()) {
       auto& sums = shared.sums[turn.stage];
       const int error_slot = slots.wait(kError);
@@ -297,50 +292,58 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       fence_async_proxy();  // the states come by the copy engine and need none
       const uint32_t state_0 = shared_address(shared.slots[slots.wait(kState)]);
       const uint32_t state_1 = shared_address(shared.slots[slots.wait(kState + 1)]);
-      float read[32], predict[32], write[32];  // H, J, F [64, this half of K]
+      // H, then F, and J, then S^T dS' of one half of V: two products at a time, one in work while the other is summed.
+      float even[32], odd[32];
       mma_fence();
-      multiply_states(read, out_grad, state_0, state_1, half);
+      multiply_states(even, out_grad, state_0, state_1, half);
       mma_commit();
-      multiply_states(predict, value_grad, state_0, state_1, half);
+      multiply_states(odd, value_grad, state_0, state_1, half);
       mma_commit();
       const float* gates = shared.gates[error_slot][0];
       const float* betas = shared.gates[error_slot][1];
       const float last_gate = gates[kChunk - 1];
-      float decay[2], write_factor[2];
+      float read_factor[2], predict_factor[2], write_factor[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float gate = gates[row[e]];
-        decay[e] = __expf(gate);
-        write_factor[e] = betas[row[e]] * __expf(last_gate - gate) * k_norm[e];
+        const float gate = gates[row[e]], decay = __expf(gate), k_norm = shared.norms[0][row[e]];
+        read_factor[e] = params.scale * decay * shared.norms[1][row[e]];
+        predict_factor[e] = -decay * k_norm;
+        write_factor[e] = betas[row[e]] * __expf(last_gate - gate) * k_norm;
       }
 
       // The dots of a product's rows with those of `tile` go to `dots`; and grad += factor product.
-      const auto add = [&](float(&grad)[32], float(&product)[32], uint32_t tile, float* dots, float first,
-                           float second) {
+      const auto add = [&](float(&grad)[32], float(&product)[32], uint32_t tile, float* dots, const float(&factor)[2]) {
         row_dots(dots, product, tile, thread);
 #pragma unroll
-        for (int p = 0; p < 32; ++p) grad[p] += ((p >> 1) & 1 ? second : first) * product[p];
+        for (int p = 0; p < 32; ++p) grad[p] += factor[(p >> 1) & 1] * product[p];
       };
       mma_wait<1>();
-      pin(read);
+      pin(even);
       slots.release(kOutGrad);
-      add(q_grad, read, q_tile, sums.read[half], params.scale * decay[0] * q_norm[0],
-          params.scale * decay[1] * q_norm[1]);
+      add(q_grad, even, q_tile, sums.read[half], read_factor);
 
       const uint32_t state_grad_0 = shared_address(shared.slots[slots.wait(kStateGrad)]);
       const uint32_t state_grad_1 = shared_address(shared.slots[slots.wait(kStateGrad + 1)]);
       mma_fence();
-      multiply_states(write, shared_address(shared.slots[error_slot]), state_grad_0, state_grad_1, half);
+      multiply_states(even, shared_address(shared.slots[error_slot]), state_grad_0, state_grad_1, half);
       mma_commit();
       mma_wait<1>();
-      pin(predict);
-      for (const int slot : {+kValueGrad, +kState, kState + 1}) slots.release(slot);
-      add(k_grad, predict, k_tile, sums.predict[half], -decay[0] * k_norm[0], -decay[1] * k_norm[1]);
+      pin(odd);
+      slots.release(kValueGrad);
+      add(k_grad, odd, k_tile, sums.predict[half], predict_factor);
+      mma_fence();
+      multiply_rows(odd, half ? state_1 : state_0, half ? state_grad_1 : state_grad_0);
+      mma_commit();
 
+      mma_wait<1>();
+      pin(even);
+      add(k_grad, even, k_tile, sums.write[half], write_factor);
+      slots.release(kError);
       mma_wait<0>();
-      pin(write);
-      for (const int slot : {+kError, +kStateGrad, kStateGrad + 1}) slots.release(slot);
-      add(k_grad, write, k_tile, sums.write[half], write_factor[0], write_factor[1]);
+      pin(odd);
+      for (int slot = kState; slot < kHeadSlots; ++slot) slots.release(slot);
+      const float trace = diagonal_sum(odd, thread);
+      if (lane == 0) sums.states[half][warp] = trace;
       warp_arrive(shared_address(&shared.sums_full[turn.stage]), lane);
     }
 
@@ -363,14 +366,17 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       q_grad[p] += q_pairs[p];
       k_grad[p] += k_pairs[p];
     }
-
-    // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this half's staging tile.
-    row_dots(shared.projection[half][0], q_grad, q_tile, thread);
-    row_dots(shared.projection[half][1], k_grad, k_tile, thread);
-    named_barrier(kHalvesBarrier, kHalves * kWarpgroup);
     uint32_t q_rows[4][4], k_rows[4][4];
     load_rows(q_rows, q_tile, thread);
     load_rows(k_rows, k_tile, thread);
+    const float q_norm[2] = {shared.norms[1][row[0]], shared.norms[1][row[1]]};
+    const float k_norm[2] = {shared.norms[0][row[0]], shared.norms[0][row[1]]};
+    warp_arrive(shared_address(&shared.keys_empty), lane);
+
+    // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this half's staging tile.
+    row_dots(shared.projection[half][0], q_grad, q_rows, thread);
+    row_dots(shared.projection[half][1], k_grad, k_rows, thread);
+    named_barrier(kHalvesBarrier, kHalves * kWarpgroup);
     float q_projection[2] = {}, k_projection[2] = {};
     if (params.qk_l2norm) {
 #pragma unroll
@@ -380,7 +386,6 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
         k_projection[e] = k_norm[e] * k_norm[e] * (shared.projection[0][1][at] + shared.projection[1][1][at]);
       }
     }
-    warp_arrive(shared_address(&shared.keys_empty), lane);
 
     const auto write_out = [&](bf16* destination, int64_t stride, const float(&grad)[32], const uint32_t(&rows)[4][4],
                                const float(&projection)[2]) {

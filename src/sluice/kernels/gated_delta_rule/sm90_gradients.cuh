@@ -27,21 +27,24 @@ struct GradientStorage {
   uint8_t staging[2 * kTile];      // gradients of k q^T and k k^T; then one tile a half on its way out
   float gates[kSlots][2][kChunk];  // G and beta, with the slot of kError
   float norms[2][kChunk];          // rk, rq
-  // What the consumers add up for dg and dbeta of a value head; in turn, so that the next head may begin.
+  // What the consumers add up for dg and dbeta of a value head; in turn, so that the next head may begin. The pairs'
+  // warpgroup has its own barrier for them. The halves write to those of a head once they have its state, which has
+  // come to a slot that the pairs freed in the head before, and so after the head before that was finished.
   struct {
     float gate[kWarps][kChunk];      // sum_s beta_s (Wp + Wb)_st, one a warp
     float beta[kChunk];              // sum_t (Wp + Wb)_st
     float read[kHalves][kChunk];     // q.H
     float predict[kHalves][kChunk];  // k.J
     float write[kHalves][kChunk];    // k.F
-    float states[kWarps];            // <S, dS'>, one a warp
+    float states[kHalves][kWarps];   // <S, dS'>, one a warp
   } sums[2];
   float projection[kHalves][2][kChunk];  // q.dq, k.dk for the norm's gradient
   // Full: the producers, and one more that announces bulk copies. Empty: the warps of the consumers.
   uint64_t slot_full[kSlots], slot_empty[kSlots], keys_full, keys_empty;
-  uint64_t sums_full[2];                  // the warps of the halves, read by the pairs' warpgroup
+  uint64_t sums_full[2];                 // the warps of the halves, read by the pairs' warpgroup
   uint64_t staging_full, staging_empty;  // the warps of the pairs; of the halves
 };
+static_assert(kState + 2 * kHeadSlots - kSlots >= kHeadSlots, "a state of head i + 2 comes to a slot of head i + 1");
 static_assert(sizeof(GradientStorage) <= 227 * 1024, "shared memory of one multiprocessor");
 
 struct GradientItem {
@@ -59,8 +62,8 @@ __device__ inline GradientItem gradient_item(const GatedDeltaParams& params, con
   return {chunk, index % params.key_heads, rows.x, rows.y};
 }
 
-// The tokens of a chunk lie in tiles in an order of this kernel: warp w of a warpgroup, whose rows are 16w..16w+15 of an
-// accumulator, has the tokens of two groups of eight, w and 7 - w. So all warps have as much of a triangle.
+// The tokens of a chunk lie in tiles in an order of this kernel: warp w of a warpgroup, whose rows are 16w..16w+15 of
+// an accumulator, has the tokens of two groups of eight, w and 7 - w. So all warps have as much of a triangle.
 __device__ inline int token_of(int row) {
   const int group = row / 8;
   return 8 * (group % 2 ? 7 - group / 2 : group / 2) + row % 8;
@@ -92,13 +95,13 @@ __device__ inline void store_tokens(bf16* destination, int64_t stride, int rows,
   }
 }
 
-// d [64, 64] (+)= a [64, 128] b [64, 128]^T; both two tiles.
-__device__ inline void multiply_rows(float (&d)[32], uint32_t a, uint32_t b, bool accumulate) {
+// d [64, 64] = a [64, 128] b [64, 128]^T; both two tiles.
+__device__ inline void multiply_rows(float (&d)[32], uint32_t a, uint32_t b) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     mma_64x64<Major::kSummedColumns, Major::kSummedColumns>(
         d, operand_step<Major::kSummedColumns>(operand(a + step / 4 * kTile), step % 4),
-        operand_step<Major::kSummedColumns>(operand(b + step / 4 * kTile), step % 4), accumulate || step > 0);
+        operand_step<Major::kSummedColumns>(operand(b + step / 4 * kTile), step % 4), step > 0);
   }
 }
 // d [64, 64 of K] = a [64, 128 of V] state [128 v, 64 k]: slots of two V halves, of the states the tiles `half`.
@@ -126,19 +129,14 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Dot products of the rows of an accumulator [64 t, 64] with those of a tile; to result[64], by token.
-__device__ inline void row_dots(float* result, const float (&d)[32], uint32_t tile, int thread) {
-  const int warp = thread / 32, lane = thread % 32, matrix = lane / 8;
+// Dot products of the rows of an accumulator [64 t, 64] with `rows` of a tile; to result[64], by token.
+__device__ inline void row_dots(float* result, const float (&d)[32], const uint32_t (&rows)[4][4], int thread) {
+  const int warp = thread / 32, lane = thread % 32;
   float sum[2] = {};
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    uint32_t rows[4];
-    load_matrices(rows, tile + tile_offset(16 * warp + 8 * (matrix & 1) + lane % 8, 16 * step + 8 * (matrix >> 1)));
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      const float2 x = unpack(rows[p]);
-      sum[p % 2] += d[8 * step + 2 * p] * x.x + d[8 * step + 2 * p + 1] * x.y;
-    }
+  for (int p = 0; p < 16; ++p) {
+    const float2 x = unpack(rows[p / 4][p % 4]);
+    sum[p % 2] += d[2 * p] * x.x + d[2 * p + 1] * x.y;
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -146,8 +144,14 @@ __device__ inline void row_dots(float* result, const float (&d)[32], uint32_t ti
     if (lane % 4 == 0) result[token_of(16 * warp + lane / 4 + 8 * e)] = sum[e];
   }
 }
+// `rows` of the tile itself.
+__device__ inline void row_dots(float* result, const float (&d)[32], uint32_t tile, int thread) {
+  uint32_t rows[4][4];
+  load_rows(rows, tile, thread);
+  row_dots(result, d, rows, thread);
+}
 
-// Of the diagonal of an accumulator [64, 64], this warp's part.
+// Of the trace of an accumulator [64, 64], this warp's part; in lane 0.
 __device__ inline float diagonal_sum(const float (&d)[32], int thread) {
   const int warp = thread / 32, lane = thread % 32;
   float sum = 0.f;
@@ -155,9 +159,9 @@ __device__ inline float diagonal_sum(const float (&d)[32], int thread) {
   for (int j = 0; j < 8; ++j) {
     if (j / 2 == warp) sum += lane & 4 ? d[4 * j + 2 * (j & 1) + 1] : d[4 * j + 2 * (j & 1)];
   }
-  if (lane % 4 != lane / 8) sum = 0.f;  // not on the diagonal
+  // On the diagonal are the lanes with lane % 4 = lane / 8: lane 0 and what these steps lead to from there.
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+  for (const int mask : {4, 9, 18}) sum += __shfl_xor_sync(~0u, sum, mask);
   return sum;
 }
 
@@ -208,6 +212,13 @@ struct SlotReader {
   }
 };
 
+// exp(x); zero where that is too small for a normal number, which __expf takes three more instructions to tell.
+__device__ inline float decay_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+}
+
 // What one thread of the pairs' warpgroup has of matrices [64 s, 64 t] that count for t >= s alone: of its warp's two
 // groups of rows nine blocks [8, 8] on or right of the diagonal, of a block, as of an accumulator's, two columns in one
 // row: elements 2 block + {0, 1} of float[kPairs]. Rows and columns are in the order of tiles; here both go by token.
@@ -236,9 +247,7 @@ struct PairBlocks {
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       const int block = p / 2, e = p % 2;
-      x[p] = block == 8             ? d[at(7) + 2 + e]
-             : in_first_rows(block) ? d[at(block) + e]
-                                    : d[at(6 - block) + 2 + e];
+      x[p] = block == 8 ? d[at(7) + 2 + e] : in_first_rows(block) ? d[at(block) + e] : d[at(6 - block) + 2 + e];
     }
   }
 
