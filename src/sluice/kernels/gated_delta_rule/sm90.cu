@@ -51,13 +51,13 @@ Cut cut_of(const GatedDeltaParams& params) {
 }
 
 // The part of a segment's `gradients` that the multiprocessors which its walks leave idle can work out in their time,
-// with `prepare` of another segment: a chunk's walks take 2.46 us whatever the heads, its gradients 6.15 us of one
+// with `prepare` of another segment: a chunk's walks take 2.3 us whatever the heads, its gradients 5.2 us of one
 // multiprocessor a value head, `prepare` 1.6 (H200). Below a quarter it is not worth its memory: 0. Of one sequence,
-// all of 23 to 25 value heads, and a part of up to 40; with fewer heads pieces are walked, where they pay.
+// all of 23 to 26 value heads, and a part of up to 40; with fewer heads pieces are walked, where they pay.
 float part_beside(const GatedDeltaParams& params, Cut cut) {
   const int idle = idle_in_walks(params);
   if (cut.segment_pieces > 1 || idle <= 0) return 0;
-  const float part = (2.46f * static_cast<float>(idle) / static_cast<float>(params.value_heads) - 1.6f) / 6.15f;
+  const float part = (2.3f * static_cast<float>(idle) / static_cast<float>(params.value_heads) - 1.6f) / 5.2f;
   return part < 0.25f ? 0 : std::min(part, 1.f);
 }
 
