@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU paths of rms_norm, rotary, attention, block_top_k, block_sparse_attention, expert_matmul and
+"""The GPU paths of rms_norm, rotary, attention, block_top_k, block_sparse_attention, expert_matmul, draw_tokens and
 linear_cross_entropy against the CPU paths in float64, forward and
 every gradient, and the same bits on a second run."""
 import os
@@ -199,6 +199,94 @@ def test_expert_matmul(experts, used, tokens, visits, size, out, rows):
               draw(experts, out, size, dtype=torch.float64).div(size**0.5).bfloat16()]
     rest = [offsets, x_rows, out_rows, tokens if out_rows is not None else tokens * visits]
     check(OPS.expert_matmul, inputs, rest, 3.91e-3, 3.91e-3)
+
+
+# temperature, top_k, top_p, min_p, repetition_penalty
+SETTINGS = {"greedy": (0, 0, 1, 0, 1), "plain": (1, 0, 1, 0, 1), "hot": (2.5, 0, 1, 0, 1), "cold": (0.2, 0, 1, 0, 1),
+            "as good as greedy": (1e-30, 0, 1, 0, 1), "top-k 1": (1, 1, 1, 0, 1), "top-k": (0.8, 20, 1, 0, 1),
+            "many": (1, 900, 1, 0, 1), "top-k beyond all": (1, 10**9, 1, 0, 1), "top-p": (1, 0, 0.9, 0, 1),
+            "top-p 0": (1, 0, 0, 0, 1), "tiny top-p": (1, 0, 1e-12, 0, 1), "nearly all": (1, 0, 0.9999, 0, 1),
+            "min-p": (1, 0, 1, 0.1, 1), "min-p 1": (1, 0, 1, 1, 1), "penalty": (1, 0, 1, 0, 1.3),
+            "greedy penalty": (0, 0, 1, 0, 1.3), "all": (0.7, 50, 0.8, 0.02, 1.1)}
+RANDOM = [0, 0.1, 0.4, 0.77, 0.9999, 1 - 2**-53]
+
+
+def kept_shares(scores, temperature, top_k, top_p, min_p):
+    """What stays of one row's scores, float64, as the header of draw_tokens words it."""
+    weights = ((scores - scores.max()) / temperature).exp()
+    order = scores.sort(descending=True, stable=True).indices
+    if 0 < top_k < len(scores):
+        weights = weights.masked_fill(scores < scores[order[top_k - 1]], 0)
+    if top_p < 1:
+        sorted_weights = weights[order]
+        dropped = sorted_weights.cumsum(0) - sorted_weights >= top_p * weights.sum()
+        dropped[0] = False
+        weights[order[dropped]] = 0
+    weights = weights.masked_fill(weights < min_p * (1 - 1e-7), 0)
+    return weights / weights.sum()
+
+
+# Float32 weights carry 2e-7 of themselves and scores of at most 60 their rounding: the header's 5e-6.
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("logits", ["normal", "ties", "masked"])
+@pytest.mark.parametrize("vocabulary,drawable", [(1, 1), (5, 5), (64, 60), (1023, 1023), (5000, 4999), (151936, 151669),
+                                                 (300001, 300001)])
+def test_draw_tokens(vocabulary, drawable, logits, dtype):
+    torch.manual_seed(9)
+    z = draw(vocabulary, dtype=torch.float64) * 3
+    if logits == "ties":
+        z = z.round()
+    if logits == "masked":
+        z = torch.where(torch.rand(vocabulary) < 0.6, -torch.inf, z)
+        z[drawable // 2] = 0.5
+    z = z.to(dtype)
+    seen = torch.rand(drawable) < 0.3
+    settings = torch.tensor([(*row, random) for row in SETTINGS.values() for random in RANDOM], dtype=torch.float64)
+    rows = len(settings)
+    on_gpu = [z.cuda().expand(rows, -1), drawable, settings.cuda(), seen.cuda().expand(rows, -1)]
+    drawn = OPS.draw_tokens(*on_gpu)
+    assert torch.equal(drawn, OPS.draw_tokens(*on_gpu))
+    assert torch.equal(drawn[7:8], OPS.draw_tokens(on_gpu[0][7:8], drawable, on_gpu[2][7:8], on_gpu[3][7:8]))
+    drawn = drawn.cpu()
+    of_model = z.double().log_softmax(0)
+    for n, (name, (temperature, top_k, top_p, min_p, penalty)) in enumerate(SETTINGS.items()):
+        scores = z[:drawable].float()
+        scores = torch.where(seen, torch.where(scores > 0, scores / penalty, scores * penalty), scores).double()
+        own = drawn[n * len(RANDOM):(n + 1) * len(RANDOM)]
+        ids = own[:, 0].long()
+        assert ((own[:, 2] - of_model[ids]).abs() < 5e-6).all(), name
+        if temperature == 0:
+            assert (ids == scores.argmax()).all() and torch.equal(own[:, 1], own[:, 2]), name
+            continue
+        shares = kept_shares(scores, temperature, top_k, top_p, min_p)
+        assert (shares[ids] > 0).all(), f"{name}: drew what was filtered out"
+        assert ((own[:, 1] - shares[ids].log()).abs() < 5e-6).all(), name
+        through, random = shares.cumsum(0)[ids], torch.tensor(RANDOM, dtype=torch.float64)
+        assert ((random > through - shares[ids] - 5e-6) & (random < through + 5e-6)).all(), name
+
+
+def test_draw_tokens_of_damaged_rows_gives_nan():
+    settings = torch.tensor([[1, 9, 0.9, 0.1, 1, 0.5], [0, 0, 1, 0, 1, 0.5]], dtype=torch.float64).cuda()
+    for bad in (torch.nan, torch.inf):
+        for place in (0, 500, 999):   # the last one may not be drawn
+            z = torch.zeros(2, 1000)
+            z[:, place] = bad
+            assert OPS.draw_tokens(z.cuda(), 990, settings, None)[:, 1:].isnan().all()
+    nothing = torch.full((2, 1000), -torch.inf)
+    nothing[:, 999] = 0
+    assert OPS.draw_tokens(nothing.cuda(), 990, settings, None)[:, 1:].isnan().all()
+
+
+def test_draw_tokens_is_recorded_in_a_graph():
+    z, settings = torch.randn(4, 32000, device="cuda"), torch.tensor([SETTINGS["all"] + (0.5,)] * 4).double().cuda()
+    OPS.draw_tokens(z, 32000, settings, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = OPS.draw_tokens(z, 32000, settings, None)
+    z.copy_(torch.randn(4, 32000))
+    graph.replay()
+    assert torch.equal(drawn, OPS.draw_tokens(z, 32000, settings, None))
 
 
 # Logits are float32 in both types; their gradients are rounded to bfloat16 for the products with them.

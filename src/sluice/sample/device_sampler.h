@@ -17,9 +17,9 @@ struct RowToSample {
   double random;
 };
 
-// `logits` [n, V] of any floating type; one row to sample for each. What Sampler::draw gives for each row, up to the
+// `logits` [n, V] float32 or bfloat16; one row to sample for each. What Sampler::draw gives for each row, up to the
 // rounding of exponentials and sums: a number that falls between two ids within it may pick the other. Waits for the
-// device once. NaN error (exit code 5) if a logit is not finite.
+// device once. NaN error (exit code 5) if a logit is not finite; minus infinity masks an id.
 std::vector<SampledToken> draw_rows(const Tensor& logits, std::int64_t drawable, std::span<const RowToSample> rows);
 
 }  // namespace sluice
