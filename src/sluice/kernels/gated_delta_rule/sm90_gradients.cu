@@ -251,7 +251,7 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
         blocks.store(staging, query_grad, thread);
         blocks.store(staging + kTile, key_grad, thread);
         fence_async_proxy();
-        warp_arrive(staging_full, lane);
+        barrier_arrive(staging_full);
       }
       // The pairs' sums are written; and those of the head before are read, by the warp that finished it.
       named_barrier(kPairsBarrier, kWarpgroup);
@@ -261,7 +261,7 @@ __device__ void consume_pairs(const GatedDeltaBackwardParams& backward, const Wo
                      item.key_head * heads + i, lane);
       }
     }
-    warp_arrive(shared_address(&shared.keys_empty), lane);
+    barrier_arrive(shared_address(&shared.keys_empty));
   }
 }
 
@@ -344,7 +344,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
       for (int slot = kState; slot < kHeadSlots; ++slot) slots.release(slot);
       const float trace = diagonal_sum(odd, thread);
       if (lane == 0) sums.states[half][warp] = trace;
-      warp_arrive(shared_address(&shared.sums_full[turn.stage]), lane);
+      barrier_arrive(shared_address(&shared.sums_full[turn.stage]));
     }
 
     // With products that do not live across the heads: the compiler would wait for all products of a head where it
@@ -371,7 +371,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     load_rows(k_rows, k_tile, thread);
     const float q_norm[2] = {shared.norms[1][row[0]], shared.norms[1][row[1]]};
     const float k_norm[2] = {shared.norms[0][row[0]], shared.norms[0][row[1]]};
-    warp_arrive(shared_address(&shared.keys_empty), lane);
+    barrier_arrive(shared_address(&shared.keys_empty));
 
     // Through the norms: dq = rq dq~ - q~ (q~ . rq dq~), likewise dk. Then out, by way of this half's staging tile.
     row_dots(shared.projection[half][0], q_grad, q_rows, thread);
@@ -403,7 +403,7 @@ __device__ void consume_half(const GatedDeltaBackwardParams& backward, const Wor
     };
     write_out(backward.grad_q, backward.grad_q_stride, q_grad, q_rows, q_projection);
     write_out(backward.grad_k, backward.grad_k_stride, k_grad, k_rows, k_projection);
-    warp_arrive(shared_address(&shared.staging_empty), lane);
+    barrier_arrive(shared_address(&shared.staging_empty));
   }
 }
 
@@ -418,10 +418,10 @@ __global__ __launch_bounds__(kThreads, 1) void gradients(const __grid_constant__
       barrier_init(shared_address(&shared.slot_empty[slot]), kConsumers * kWarps);
     }
     barrier_init(shared_address(&shared.keys_full), kWarpgroup + 1);
-    barrier_init(shared_address(&shared.keys_empty), kConsumers * kWarps);
-    for (uint64_t& sums : shared.sums_full) barrier_init(shared_address(&sums), kHalves * kWarps);
-    barrier_init(shared_address(&shared.staging_full), kWarps);
-    barrier_init(shared_address(&shared.staging_empty), kHalves * kWarps);
+    barrier_init(shared_address(&shared.keys_empty), kConsumers * kWarpgroup);
+    for (uint64_t& sums : shared.sums_full) barrier_init(shared_address(&sums), kHalves * kWarpgroup);
+    barrier_init(shared_address(&shared.staging_full), kWarpgroup);
+    barrier_init(shared_address(&shared.staging_empty), kHalves * kWarpgroup);
     barrier_init_fence();
   }
   __syncthreads();

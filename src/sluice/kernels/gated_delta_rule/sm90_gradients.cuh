@@ -39,10 +39,10 @@ struct GradientStorage {
     float states[kHalves][kWarps];   // <S, dS'>, one a warp
   } sums[2];
   float projection[kHalves][2][kChunk];  // q.dq, k.dk for the norm's gradient
-  // Full: the producers, and one more that announces bulk copies. Empty: the warps of the consumers.
+  // Full: the producers, and one more that announces bulk copies. Empty: the consumers, of a slot a lane of each warp.
   uint64_t slot_full[kSlots], slot_empty[kSlots], keys_full, keys_empty;
-  uint64_t sums_full[2];                 // the warps of the halves, read by the pairs' warpgroup
-  uint64_t staging_full, staging_empty;  // the warps of the pairs; of the halves
+  uint64_t sums_full[2];                 // the halves, for the pairs' warpgroup
+  uint64_t staging_full, staging_empty;  // the pairs' warpgroup; the halves
 };
 static_assert(kState + 2 * kHeadSlots - kSlots >= kHeadSlots, "a state of head i + 2 comes to a slot of head i + 1");
 static_assert(sizeof(GradientStorage) <= 227 * 1024, "shared memory of one multiprocessor");
@@ -184,12 +184,6 @@ __device__ inline void column_sums(float* result, float (&column)[16], int lane)
   *reinterpret_cast<float2*>(result + 2 * lane) = {column[0], column[1]};
 }
 
-// One arrival for the warp's lanes, after what they all did before.
-__device__ inline void warp_arrive(uint32_t barrier, int lane) {
-  __syncwarp();
-  if (lane == 0) barrier_arrive(barrier);
-}
-
 // A consumer's place in the ring and how it takes and frees slots of the current value head.
 struct SlotReader {
   GradientStorage& shared;
@@ -205,7 +199,8 @@ struct SlotReader {
   }
   // Frees a slot of the current head, which this warp has read, and the tensor cores for it.
   __device__ void release(int slot) const {
-    warp_arrive(shared_address(&shared.slot_empty[(ring.stage + slot) % kSlots]), lane);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&shared.slot_empty[(ring.stage + slot) % kSlots]));
   }
   __device__ void next_head() {
     for (int slot = 0; slot < kHeadSlots; ++slot) ring.advance();
