@@ -2,9 +2,10 @@
 """The layer gated_delta_net on one GPU, forward and backward: times beside its floors, its matmuls alone and, with --peer,
 FlashQLA's kernels in a plain layer in the same process; its recurrence alone; peak memory; errors against float64.
 
-    python bench/gated_delta_net.py libsluice_bench.so libsluice_cuda.so [--peer] [--tokens 4096 16384] [--json FILE]
+    python bench/gated_delta_net.py libsluice_bench.so libsluice_cuda.so [--peer] [--heads 16/48] [--tokens 4096 16384] [--json FILE]
 
---peer needs the Python packages flash-qla, tilelang and fla-core; FlashQLA compiles for about 150 s for each count of heads.
+--peer needs the Python packages flash-qla, tilelang and fla-core; FlashQLA compiles for 75 to 150 s for each count of heads, and twice
+as long where three counts compile side by side.
 """
 import argparse
 import json
@@ -242,6 +243,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="+", help="operator libraries, loaded in this order")
     parser.add_argument("--peer", action="store_true", help="FlashQLA beside it")
+    parser.add_argument("--heads", nargs="+", default=["16/48", "8/24", "16/32"], help="key heads/value heads")
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 8192, 16384, 32768, 65536, 131072])
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
@@ -251,10 +253,13 @@ def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: matmul {matmul:.0f} TFLOP/s, copy {copy:.2f} TB/s", flush=True)
     rng = random.Random(1)
     short = [rng.randint(1, 127) for _ in range(1024)]
-    shapes = [(16, 48, [tokens]) for tokens in options.tokens]
-    shapes += [(*heads, [tokens]) for heads in ((8, 24), (16, 32)) for tokens in options.tokens if tokens in (4096, 16384, 65536)]
-    if 65536 in options.tokens:
-        shapes += [(16, 48, [4096] * 16), (16, 48, short), (16, 48, [sum(short)])]
+    shapes = []
+    for heads in options.heads:
+        heads = tuple(int(count) for count in heads.split("/"))
+        whole = heads == (16, 48)   # of which the table has all rows
+        shapes += [(*heads, [tokens]) for tokens in options.tokens if whole or tokens in (4096, 16384, 65536)]
+        if whole and 65536 in options.tokens:
+            shapes += [(*heads, lengths) for lengths in ([4096] * 16, short, [sum(short)])]
     errors = {heads: all_errors(*heads, options.peer) for heads in dict.fromkeys(shape[:2] for shape in shapes)}
     rows = []
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "matmul_tflops": matmul, "copy_tbs": copy}
