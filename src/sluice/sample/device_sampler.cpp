@@ -40,7 +40,7 @@ Tensor settings_of(std::span<const RowToSample> rows, at::Device device) {
     settings.insert(settings.end(),
                     {p.temperature, static_cast<double>(p.top_k), p.top_p, p.min_p, p.repetition_penalty, row.random});
   }
-  return on_device(settings, kDouble, device).view({-1, kDrawSettings});
+  return on_device(settings, kDouble, device).view({static_cast<std::int64_t>(rows.size()), kDrawSettings});
 }
 
 }  // namespace

@@ -4,9 +4,8 @@
 //   w = exp((s - max s) / temperature)
 // of which stay, each filter acting on what the one before left:
 //   top-k   the k largest; ids that tie with the k-th stay
-//   top-p   the fewest, largest first, whose share of the weights together reaches p (Holtzman et al. 2020, "The
-//   curious
-//           case of neural text degeneration"); of equal ones the lowest ids; at least one
+//   top-p   the fewest, largest first, whose share of the weights together reaches p; of equal ones the lowest ids; at
+//           least one (Holtzman et al. 2020, "The curious case of neural text degeneration")
 //   min-p   those with w >= min_p (Nguyen et al. 2024, "Turning up the heat: min-p sampling")
 // The token is the first one, ids in rising order, through which the sum of the weights passes random * their total.
 //
