@@ -109,7 +109,9 @@ def check_equal(source, copy):
             assert (copy / path.name).read_bytes() == path.read_bytes(), path.name
     known = {path.name for path in source.iterdir()}
     assert {path.name for path in copy.iterdir() if not path.name.startswith("model")} <= known | {"generation_config.json"}
-    assert torch.equal(logits(copy), logits(source))
+    # The weights are the same; where they lie in memory differs, and on some processors the order of the sums with it.
+    found, wanted = logits(copy), logits(source)
+    assert (found - wanted).norm() <= 8 * torch.finfo(wanted.dtype).eps * wanted.norm()
 
 
 @pytest.mark.parametrize("kind", FOLDERS)

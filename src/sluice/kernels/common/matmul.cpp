@@ -24,7 +24,8 @@ constexpr std::int64_t kStep = 32;             // bfloat16 values of depth that 
 constexpr std::int64_t kDepth = 512;           // a block of A is then 64 KiB and stays near
 constexpr std::int64_t kPanelBytes = 1 << 20;  // of B a thread packs at once: half of the second-level cache
 
-constexpr std::int64_t kWideRows = 4096;  // of a that are widened at once
+constexpr std::int64_t kWideBytes = 8 << 20;  // of the larger operand that are widened at once, at least some rows
+constexpr std::int64_t kLeastWideRows = 64;
 
 using Word = std::uint32_t;  // two bfloat16 values, one above the other in B
 using Half = std::uint16_t;  // the bits of one
@@ -180,9 +181,12 @@ void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumul
     if (accumulate) at::addmm_out(const_cast<Tensor&>(c), c, a, b);
     else at::mm_out(const_cast<Tensor&>(c), a, b);
   } else if (!has_matrix_unit() || a.size(1) == 0) {
+    if (b.numel() > a.numel()) return matmul_into(c.t(), b.t(), a.t(), accumulate);
     const auto wide_b = b.to(kFloat);
-    for (std::int64_t row = 0; row < c.size(0); row += kWideRows) {
-      const auto rows = std::min(kWideRows, c.size(0) - row);
+    const auto row_bytes = std::max<std::int64_t>(a.size(1), 1) * static_cast<std::int64_t>(sizeof(float));
+    const auto wide_rows = std::max(kWideBytes / row_bytes, kLeastWideRows);
+    for (std::int64_t row = 0; row < c.size(0); row += wide_rows) {
+      const auto rows = std::min(wide_rows, c.size(0) - row);
       matmul_into(c.narrow(0, row, rows), a.narrow(0, row, rows).to(kFloat), wide_b, accumulate);
     }
   } else {

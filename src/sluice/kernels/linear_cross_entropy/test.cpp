@@ -173,10 +173,11 @@ TEST(LinearCrossEntropy, ARowDoesNotDependOnTheOthers) {
     last.targets = p.targets.narrow(0, 2499, 1);
     const auto one = differentiate(entry(last, linear_cross_entropy), {inputs[0].narrow(0, 2499, 1), inputs[1]},
                                    {p.weights[0].narrow(0, 2499, 1), Tensor(), p.weights[2].narrow(0, 2499, 1)});
-    // Other tiles, another order of the float32 sums; the gradient in bfloat16 is rounded to 2^-9 at last.
+    // Other tiles, another order of the float32 sums, of up to 9000 terms, which may differ by sqrt(9000) 2^-24 of
+    // their norm; the gradient in bfloat16 is rounded to 2^-9 at last.
     EXPECT_LT(relative_error(one.outputs[0], all.outputs[0].narrow(0, 2499, 1)), 1e-6);
     EXPECT_TRUE(one.outputs[1].equal(all.outputs[1].narrow(0, 2499, 1)));
-    EXPECT_LT(relative_error(one.gradients[0], all.gradients[0].narrow(0, 2499, 1)), type == kFloat ? 2e-6 : 4e-3);
+    EXPECT_LT(relative_error(one.gradients[0], all.gradients[0].narrow(0, 2499, 1)), type == kFloat ? 5.7e-6 : 4e-3);
   }
 }
 
@@ -270,8 +271,8 @@ std::int64_t peak_bytes() {
 }
 
 // Runs in a child, whose peak is its own. All logits are 660 MiB in float32; what may grow is 32 MiB of logits, 16 MiB
-// of their gradients in bfloat16, the gradient of a tile of the weight, the results, packed operands and the
-// allocator's slack.
+// of their gradients in bfloat16, the gradient of a tile of the weight, the results, packed or widened operands, a
+// product's own buffers (without a matrix unit some 20 MiB) and the allocator's slack.
 TEST(LinearCrossEntropyDeathTest, NeverHoldsMoreThanATileOfLogits) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto grow = [](decltype(linear_cross_entropy)& function, std::int64_t tokens, std::int64_t vocabulary,
@@ -288,7 +289,7 @@ TEST(LinearCrossEntropyDeathTest, NeverHoldsMoreThanATileOfLogits) {
     std::fprintf(stderr, "grown by %ld MiB\n", static_cast<long>(grown >> 20));
     std::_Exit(grown <= limit ? 0 : 1);
   };
-  constexpr std::int64_t kLimit = 100 << 20;
+  constexpr std::int64_t kLimit = 128 << 20;
   EXPECT_EXIT(grow(linear_cross_entropy, 4352, 20000, kLimit), testing::ExitedWithCode(0), "grown");
   EXPECT_EXIT(grow(linear_cross_entropy, 4352, 20000, kLimit, true), testing::ExitedWithCode(0), "grown");
   EXPECT_EXIT(grow(linear_cross_entropy, 8704, 20000, kLimit), testing::ExitedWithCode(0), "grown");
