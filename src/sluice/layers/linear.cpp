@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sluice/layers/linear.h"
 
+#include "sluice/kernels/common/matmul.h"
 #include "sluice/layers/lora.h"
 
 namespace sluice {
@@ -12,10 +13,10 @@ Linear::Linear(std::int64_t out_features, std::int64_t in_features, double initi
                        .split = std::move(split),
                        .init = Init::normal(initializer_range)})) {}
 
-Tensor Linear::forward(const Tensor& x) const { return adapted(at::linear(x, weight_.value), x); }
+Tensor Linear::forward(const Tensor& x) const { return adapted(times_weight(x, weight_.value), x); }
 
 Tensor Linear::adapted(const Tensor& y, const Tensor& x) const {
-  const auto project = [](const Tensor& input, const Tensor& weight) { return at::linear(input, weight); };
+  const auto project = [](const Tensor& input, const Tensor& weight) { return times_weight(input, weight); };
   return weight_.adapter ? weight_.adapter->add_to(y, x, project, project) : y;
 }
 

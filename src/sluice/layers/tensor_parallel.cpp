@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "sluice/kernels/common/matmul.h"
 #include "sluice/parallel/collectives.h"
 
 namespace sluice {
@@ -122,7 +123,7 @@ GatheredProducts gathered_products(const Tensor& own, const std::vector<Tensor>&
     return {.x = outputs[0], .y = {outputs.begin() + 1, outputs.end()}};
   }
   GatheredProducts result{.x = gather_tokens(own, context), .y = {}};
-  for (const auto& weight : weights) result.y.push_back(at::linear(result.x, weight));
+  for (const auto& weight : weights) result.y.push_back(times_weight(result.x, weight));
   return result;
 }
 

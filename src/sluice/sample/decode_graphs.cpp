@@ -78,7 +78,7 @@ bool DecodeGraphs::are_stale() const { return !weights_.empty() && weights_ != a
 
 Tensor logits_of(const Tensor& hidden, const Tensor& head) {
   auto logits = at::empty({hidden.size(0), head.size(0)}, hidden.options().dtype(kFloat));
-  if (hidden.is_cpu() && hidden.scalar_type() == kBFloat16) {  // the few rows are packed, and the head read as it lies
+  if (hidden.is_cpu()) {  // few rows: they are packed, and the head read as it lies
     matmul_into(logits.t(), head, hidden.t(), /*accumulate=*/false);
   } else if (hidden.scalar_type() == kFloat) {
     at::mm_out(logits, hidden, head.t());

@@ -13,7 +13,9 @@
 #include <cassert>
 #include <cstring>
 
+#include "sluice/kernels/common/lanes.h"
 #include "sluice/kernels/common/multiarch.h"
+#include "sluice/kernels/common/rows.h"
 
 namespace sluice {
 namespace {
@@ -166,6 +168,46 @@ void multiply(const Bf16Product& p) {
   });
 }
 
+// y = x w^T of a few rows x [m, k], a row of w [n, k] at a time.
+template <typename Scalar, typename Result>
+struct FewRows {
+  const Scalar *x, *w;
+  Result* y;
+  std::int64_t m, k, x_stride, w_stride, y_row_stride, y_column_stride;
+
+  SLUICE_MULTIARCH void columns(std::int64_t first, std::int64_t last) const {
+    for (auto j = first; j < last; ++j) {
+      const Scalar* weights = w + j * w_stride;
+      for (std::int64_t i = 0; i < m; ++i) {
+        const Scalar* row = x + i * x_stride;
+        const auto sum =
+            lane_sum<Wide<Scalar>>(k, [=](std::int64_t at) { return widen(weights[at]) * widen(row[at]); });
+        y[i * y_row_stride + j * y_column_stride] = narrow<Result>(sum);
+      }
+    }
+  }
+};
+constexpr std::int64_t kFewRows = 4;  // more are limited by arithmetic, of which libraries make less
+
+bool are_few(const Tensor& x, const Tensor& w) {
+  return x.size(0) <= kFewRows && (x.stride(1) == 1 || x.size(1) <= 1) && (w.stride(1) == 1 || w.size(1) <= 1);
+}
+
+template <typename Scalar, typename Result>
+void multiply_few_rows(const Tensor& y, const Tensor& x, const Tensor& w) {
+  const FewRows<Scalar, Result> rows{.x = x.const_data_ptr<Scalar>(),
+                                     .w = w.const_data_ptr<Scalar>(),
+                                     .y = y.mutable_data_ptr<Result>(),
+                                     .m = x.size(0),
+                                     .k = x.size(1),
+                                     .x_stride = x.stride(0),
+                                     .w_stride = w.stride(0),
+                                     .y_row_stride = y.stride(0),
+                                     .y_column_stride = y.stride(1)};
+  at::parallel_for(0, w.size(0), rows_per_task(x.size(1)),
+                   [&](std::int64_t first, std::int64_t last) { rows.columns(first, last); });
+}
+
 bool has_matrix_unit() {
   static const bool has = at::native::cpublas::could_pack(kBFloat16);
   return has;
@@ -177,7 +219,11 @@ void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumul
   const at::AutoDispatchBelowAutograd below;
   assert(c.stride(1) == 1 || c.size(1) <= 1 || c.stride(0) == 1 || c.size(0) == 1);
   if (c.numel() == 0) return;
-  if (a.scalar_type() != kBFloat16) {
+  const bool is_bfloat16 = a.scalar_type() == kBFloat16;
+  if (!accumulate && are_few(b.t(), a) && (is_bfloat16 ? !has_matrix_unit() : a.scalar_type() == kFloat)) {
+    if (is_bfloat16) multiply_few_rows<at::BFloat16, float>(c.t(), b.t(), a);
+    else multiply_few_rows<float, float>(c.t(), b.t(), a);
+  } else if (!is_bfloat16) {
     if (accumulate) at::addmm_out(const_cast<Tensor&>(c), c, a, b);
     else at::mm_out(const_cast<Tensor&>(c), a, b);
   } else if (!has_matrix_unit() || a.size(1) == 0) {
@@ -205,6 +251,19 @@ void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumul
               .b_by_column = by_column,
               .accumulate = accumulate});
   }
+}
+
+Tensor times_weight(const Tensor& x, const Tensor& weight) {
+  const bool is_bfloat16 = x.scalar_type() == kBFloat16;
+  if (!x.is_cpu() || x.dim() != 2 || x.scalar_type() != weight.scalar_type() || !are_few(x, weight) ||
+      (is_bfloat16 ? has_matrix_unit() : x.scalar_type() != kFloat) ||
+      (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
+    return at::linear(x, weight);
+  }
+  const auto y = at::empty({x.size(0), weight.size(0)}, x.options());
+  if (is_bfloat16) multiply_few_rows<at::BFloat16, at::BFloat16>(y, x, weight);
+  else multiply_few_rows<float, float>(y, x, weight);
+  return y;
 }
 
 }  // namespace sluice

@@ -16,4 +16,9 @@ namespace sluice {
 // thread, elsewhere on all threads. Takes no part in autograd.
 void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumulate);
 
+// x weight^T of x [.., k] and weight [n, k], differentiable. As at::linear; but up to four rows on a CPU, outside of
+// autograd, go by loops that read the weight at the memory's speed, where a library may take two or three times as
+// long.
+Tensor times_weight(const Tensor& x, const Tensor& weight);
+
 }  // namespace sluice

@@ -100,5 +100,28 @@ TEST(MatmulInto, OfTheTransposedOperandsGivesTheTransposedBits) {
   }
 }
 
+// Sums of 257 terms lose at most sqrt(257) 2^-24 of their norm; a bfloat16 result is rounded to 2^-9.
+TEST(TimesWeight, OfFewRowsAndOfManyMatchesFloat64) {
+  at::manual_seed(4);
+  for (const auto type : {kFloat, kBFloat16}) {
+    for (const std::int64_t rows : {1, 3, 4, 5, 70}) {
+      SCOPED_TRACE(fmt::format("{} rows, {}", rows, c10::toString(type)));
+      const auto wide = at::randn({rows, 300}).to(type), weight = at::randn({65, 257}).to(type);
+      const auto x = wide.narrow(1, 7, 257);
+      const auto y = times_weight(x, weight);
+      EXPECT_EQ(y.scalar_type(), type);
+      EXPECT_LT(relative_error(y, x.to(kDouble).mm(weight.to(kDouble).t())), type == kFloat ? 1e-6 : 3e-3);
+    }
+  }
+}
+
+TEST(TimesWeight, HasTheGradientsOfALinear) {
+  at::manual_seed(5);
+  const auto x = at::randn({2, 9}).requires_grad_(), weight = at::randn({5, 9}).requires_grad_();
+  times_weight(x, weight).sum().backward();
+  EXPECT_LT(relative_error(x.grad(), weight.detach().to(kDouble).sum(0).expand({2, 9})), 1e-6);
+  EXPECT_LT(relative_error(weight.grad(), x.detach().to(kDouble).sum(0).expand({5, 9})), 1e-6);
+}
+
 }  // namespace
 }  // namespace sluice
