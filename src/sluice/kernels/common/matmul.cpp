@@ -189,10 +189,6 @@ struct FewRows {
 };
 constexpr std::int64_t kFewRows = 4;  // more are limited by arithmetic, of which libraries make less
 
-bool are_few(const Tensor& x, const Tensor& w) {
-  return x.size(0) <= kFewRows && (x.stride(1) == 1 || x.size(1) <= 1) && (w.stride(1) == 1 || w.size(1) <= 1);
-}
-
 template <typename Scalar, typename Result>
 void multiply_few_rows(const Tensor& y, const Tensor& x, const Tensor& w) {
   const FewRows<Scalar, Result> rows{.x = x.const_data_ptr<Scalar>(),
@@ -213,17 +209,29 @@ bool has_matrix_unit() {
   return has;
 }
 
+// Whether it did so.
+bool multiply_few_rows(const Tensor& y, const Tensor& x, const Tensor& w) {
+  const auto is_by_row = [](const Tensor& matrix) { return matrix.stride(1) == 1 || matrix.size(1) <= 1; };
+  if (x.size(0) > kFewRows || !is_by_row(x) || !is_by_row(w)) return false;
+  if (x.scalar_type() == kFloat) {
+    multiply_few_rows<float, float>(y, x, w);
+  } else if (x.scalar_type() == kBFloat16 && !has_matrix_unit()) {
+    if (y.scalar_type() == kFloat) multiply_few_rows<at::BFloat16, float>(y, x, w);
+    else multiply_few_rows<at::BFloat16, at::BFloat16>(y, x, w);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumulate) {
   const at::AutoDispatchBelowAutograd below;
   assert(c.stride(1) == 1 || c.size(1) <= 1 || c.stride(0) == 1 || c.size(0) == 1);
   if (c.numel() == 0) return;
-  const bool is_bfloat16 = a.scalar_type() == kBFloat16;
-  if (!accumulate && are_few(b.t(), a) && (is_bfloat16 ? !has_matrix_unit() : a.scalar_type() == kFloat)) {
-    if (is_bfloat16) multiply_few_rows<at::BFloat16, float>(c.t(), b.t(), a);
-    else multiply_few_rows<float, float>(c.t(), b.t(), a);
-  } else if (!is_bfloat16) {
+  if (!accumulate && multiply_few_rows(c.t(), b.t(), a)) return;
+  if (a.scalar_type() != kBFloat16) {
     if (accumulate) at::addmm_out(const_cast<Tensor&>(c), c, a, b);
     else at::mm_out(const_cast<Tensor&>(c), a, b);
   } else if (!has_matrix_unit() || a.size(1) == 0) {
@@ -254,16 +262,12 @@ void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumul
 }
 
 Tensor times_weight(const Tensor& x, const Tensor& weight) {
-  const bool is_bfloat16 = x.scalar_type() == kBFloat16;
-  if (!x.is_cpu() || x.dim() != 2 || x.scalar_type() != weight.scalar_type() || !are_few(x, weight) ||
-      (is_bfloat16 ? has_matrix_unit() : x.scalar_type() != kFloat) ||
-      (at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
-    return at::linear(x, weight);
+  const bool is_recorded = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
+  if (x.is_cpu() && x.dim() == 2 && x.size(0) <= kFewRows && x.scalar_type() == weight.scalar_type() && !is_recorded) {
+    const auto y = at::empty({x.size(0), weight.size(0)}, x.options());
+    if (multiply_few_rows(y, x, weight)) return y;
   }
-  const auto y = at::empty({x.size(0), weight.size(0)}, x.options());
-  if (is_bfloat16) multiply_few_rows<at::BFloat16, at::BFloat16>(y, x, weight);
-  else multiply_few_rows<float, float>(y, x, weight);
-  return y;
+  return at::linear(x, weight);
 }
 
 }  // namespace sluice
