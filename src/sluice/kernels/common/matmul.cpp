@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bfloat16 product is made of calls to oneDNN's block product, C [64, 64] (+)= A [64, depth] B [depth, 64]. B is
-// first packed into panels of 64 columns, in which the two rows 2i, 2i + 1 are interleaved, as the matrix unit reads
+// first packed into panels of 64 columns, in which the two rows 2i, 2i + 1 are interleaved, as the instructions read
 // them. oneDNN compiles a kernel for each combination of sizes and strides and keeps it; so that there are few, rows
 // and columns past the end are padded, depth is cut into pieces of kDepth and the last one padded to a multiple of
 // kStep, and operands with odd strides are copied block by block.
@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <exception>
+#include <vector>
 
 #include "sluice/kernels/common/lanes.h"
 #include "sluice/kernels/common/multiarch.h"
@@ -209,6 +211,31 @@ bool has_matrix_unit() {
   return has;
 }
 
+// Whether oneDNN's block product reads panels as they are packed here: tried once, on whole numbers. Processors without
+// a matrix unit but with products of bfloat16 (AVX512_BF16) have it too; a limit on what oneDNN may use takes it away.
+bool has_block_product() {
+  static const bool has = [] {
+#ifdef __x86_64__
+    if (!has_matrix_unit() && !__builtin_cpu_supports("avx512bf16")) return false;
+#endif
+    const auto a = at::arange(kBlock * kStep, kFloat).remainder(7).sub(3).to(kBFloat16).view({kBlock, kStep});
+    const auto b = at::arange(kStep * kBlock, kFloat).remainder(5).sub(2).to(kBFloat16).view({kStep, kBlock});
+    const auto c = at::zeros({kBlock, kBlock}, kFloat);
+    std::vector<Word> panel(kStep / 2 * kBlock);
+    pack_rows(reinterpret_cast<const Half*>(b.const_data_ptr<at::BFloat16>()), kBlock, kStep, kBlock, kStep,
+              panel.data());
+    try {
+      at::native::cpublas::brgemm(kBlock, kBlock, kStep, kStep, kBlock, kBlock, false, a.const_data_ptr<at::BFloat16>(),
+                                  reinterpret_cast<const at::BFloat16*>(panel.data()), c.mutable_data_ptr<float>());
+      at::native::cpublas::brgemm_release();
+    } catch (const std::exception&) {
+      return false;
+    }
+    return c.equal(a.to(kFloat).mm(b.to(kFloat)));
+  }();
+  return has;
+}
+
 // Whether it did so.
 bool multiply_few_rows(const Tensor& y, const Tensor& x, const Tensor& w) {
   const auto is_by_row = [](const Tensor& matrix) { return matrix.stride(1) == 1 || matrix.size(1) <= 1; };
@@ -234,7 +261,7 @@ void matmul_into(const Tensor& c, const Tensor& a, const Tensor& b, bool accumul
   if (a.scalar_type() != kBFloat16) {
     if (accumulate) at::addmm_out(const_cast<Tensor&>(c), c, a, b);
     else at::mm_out(const_cast<Tensor&>(c), a, b);
-  } else if (!has_matrix_unit() || a.size(1) == 0) {
+  } else if (!has_block_product() || a.size(1) == 0) {
     if (b.numel() > a.numel()) return matmul_into(c.t(), b.t(), a.t(), accumulate);
     const auto wide_b = b.to(kFloat);
     const auto row_bytes = std::max<std::int64_t>(a.size(1), 1) * static_cast<std::int64_t>(sizeof(float));
