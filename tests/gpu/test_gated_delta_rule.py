@@ -34,8 +34,21 @@ def run(inputs, bounds, weights):
 # writes, so that a state lives through all pieces.
 @pytest.mark.parametrize("decay,write", [(27.6, 1), (1e-4, 0.02)])
 def test_outputs_and_gradients(lengths, pieces, decay, write):
+    checkpoints = compare(lengths, 2, 4, decay, write)
+    if pieces > 1:   # one segment, which leaves a state and a transition between any two
+        assert checkpoints == 2 * (pieces - 1)
+
+
+# More value heads than have their gates loaded at once.
+@pytest.mark.parametrize("heads", [5, 9])
+def test_many_value_heads_of_one_key_head(heads):
+    compare([130, 1, 70], 1, heads, 1, 1)
+
+
+def compare(lengths, key_heads, heads, decay, write):
+    """With float64 on the CPU; returns how many checkpoints the forward pass left."""
     torch.manual_seed(sum(lengths))
-    tokens, key_heads, heads, dim = sum(lengths), 2, 4, 128
+    tokens, dim = sum(lengths), 128
     q, k = (torch.randn(tokens, key_heads, dim, dtype=torch.bfloat16) for _ in range(2))
     v = torch.randn(tokens, heads, dim, dtype=torch.bfloat16)
     g = -torch.rand(tokens, heads) * decay
@@ -45,11 +58,10 @@ def test_outputs_and_gradients(lengths, pieces, decay, write):
     exact = run([x.double() for x in (q, k, v, g, beta, state)], bounds, weights)
     inputs = [x.cuda() for x in (q, k, v, g, beta, state)]
     checkpoints = torch.ops.sluice.gated_delta_rule(*inputs[:5], bounds.cuda(), inputs[5], dim**-0.5, True)[2]
-    if pieces > 1:   # one segment, which leaves a state and a transition between any two
-        assert checkpoints.size(0) == 2 * (pieces - 1)
     found = run(inputs, bounds.cuda(), [w.cuda() for w in weights])
     for name, x, reference in zip(NAMES, found, exact):
         assert x.isfinite().all(), name
         # bfloat16 operands cost 2^-9 each on average; the gradients of g and beta are sums of such products.
         error = (x.cpu().double() - reference).norm() / reference.norm()
         assert error < 1e-2, f"{name}: {error:.2e}"
+    return checkpoints.size(0)
