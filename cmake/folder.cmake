@@ -125,6 +125,19 @@ function(sluice_operator_library name folder)
   sluice_link(${name} USES ${folder})
 endfunction()
 
+# sm_90a by name: wgmma and setmaxnreg exist in that target alone.
+set(SLUICE_HOPPER_OPTIONS
+  $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -lineinfo>)
+
+# An operator's sm90*.cu and bench/OPERATOR.cu, as a program of their own.
+function(sluice_kernel_bench name operator)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/sluice/kernels/${operator}/sm90*.cu)
+  add_executable(${name} EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/${operator}.cu ${sources})
+  target_compile_options(${name} PRIVATE ${SLUICE_HOPPER_OPTIONS})
+  set_target_properties(${name} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+  target_link_libraries(${name} PRIVATE sluice_options CUDA::cudart_static)
+endfunction()
+
 # The *.cu and cuda.cpp of these folders and their subfolders.
 function(sluice_cuda_library name)
   list(TRANSFORM ARGN PREPEND ${CMAKE_SOURCE_DIR}/src/sluice/ OUTPUT_VARIABLE folders)
@@ -134,9 +147,7 @@ function(sluice_cuda_library name)
   endforeach()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${patterns})
   add_library(${name} SHARED ${sources})
-  # sm_90a by name: wgmma and setmaxnreg exist in that target alone.
-  target_compile_options(${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -lineinfo>)
+  target_compile_options(${name} PRIVATE ${SLUICE_HOPPER_OPTIONS})
   set_target_properties(${name} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
   target_include_directories(${name} SYSTEM PRIVATE ${torch_dir}/../nvidia/nccl/include)
   target_link_libraries(${name} PRIVATE sluice_options sluice_dep_torch sluice_dep_fmt ${torch_dir}/lib/libc10_cuda.so
