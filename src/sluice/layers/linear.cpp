@@ -16,8 +16,7 @@ Linear::Linear(std::int64_t out_features, std::int64_t in_features, double initi
 Tensor Linear::forward(const Tensor& x) const { return adapted(times_weight(x, weight_.value), x); }
 
 Tensor Linear::adapted(const Tensor& y, const Tensor& x) const {
-  const auto project = [](const Tensor& input, const Tensor& weight) { return times_weight(input, weight); };
-  return weight_.adapter ? weight_.adapter->add_to(y, x, project, project) : y;
+  return weight_.adapter ? weight_.adapter->add_to(y, x, times_weight, times_weight) : y;
 }
 
 Embedding::Embedding(std::int64_t vocab_size, std::int64_t hidden_size, double initializer_range)

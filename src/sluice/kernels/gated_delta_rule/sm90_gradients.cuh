@@ -207,13 +207,6 @@ struct SlotReader {
   }
 };
 
-// exp(x); zero where that is too small for a normal number, which __expf takes three more instructions to tell.
-__device__ inline float decay_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-  return y;
-}
-
 // What one thread of the pairs' warpgroup has of matrices [64 s, 64 t] that count for t >= s alone: of its warp's two
 // groups of rows nine blocks [8, 8] on or right of the diagonal, of a block, as of an accumulator's, two columns in one
 // row: elements 2 block + {0, 1} of float[kPairs]. Rows and columns are in the order of tiles; here both go by token.

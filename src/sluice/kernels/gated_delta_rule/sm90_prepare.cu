@@ -63,13 +63,6 @@ __device__ uint32_t to_tf32(float x) {
 }
 __device__ float round_to_tf32(float x) { return __uint_as_float(to_tf32(x)); }
 
-// e^x for x <= 0, zero below the normal numbers.
-__device__ float decay(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.442695041f));
-  return result;
-}
-
 // d [16, 8] += a [16, 8] b [8, 8], tf32, one warp.
 __device__ void mma_tf32(float* d, const uint32_t* a, float b0, float b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
@@ -215,21 +208,21 @@ __device__ void store_gates(Gates& gates, const GateInput& input, int lane) {
   store(gates.beta, input.beta[0], input.beta[1]);
   constexpr int kLanes = kBlock / 2;  // that hold a block
   const float own = __shfl_sync(~0u, gate[0], lane / kLanes * kLanes);
-  store(gates.row_decay, decay(gate[0] - own), decay(gate[1] - own));
+  store(gates.row_decay, decay_of(gate[0] - own), decay_of(gate[1] - own));
 #pragma unroll
   for (int block = 1; block < kBlocks; ++block) {
     const float first = __shfl_sync(~0u, gate[0], block * kLanes);
     const bool above = lane < block * kLanes;
-    store(gates.column_decay[block - 1], input.beta[0] * decay(above ? first - gate[0] : -INFINITY),
-          input.beta[1] * decay(above ? first - gate[1] : -INFINITY));
+    store(gates.column_decay[block - 1], input.beta[0] * decay_of(above ? first - gate[0] : -INFINITY),
+          input.beta[1] * decay_of(above ? first - gate[1] : -INFINITY));
   }
 }
 
 __device__ void store_factors(float* factors, const Gates& gates, const PrepareStorage& shared, float scale, int row) {
   const float gate = gates.gate[row], last = gates.gate[kChunk - 1], beta = gates.beta[row];
-  const float decayed = decay(gate);
+  const float decayed = decay_of(gate);
   factors[kPredict * kChunk + row] = decayed * shared.k_norm[row];
-  factors[kWrite * kChunk + row] = beta * decay(last - gate) * shared.k_norm[row];
+  factors[kWrite * kChunk + row] = beta * decay_of(last - gate) * shared.k_norm[row];
   factors[kRead * kChunk + row] = scale * decayed * shared.q_norm[row];
   factors[kGate * kChunk + row] = gate;
   factors[kBeta * kChunk + row] = beta;
@@ -272,8 +265,8 @@ __device__ void diagonal_block(PrepareStorage& shared, const Gates& gates, const
     for (int e = half; e < 2; ++e) {  // above the diagonal for e < half
       const int at = 4 * half + 2 * e;
       // Masked before the exponential: above the diagonal the exponent may be large.
-      const float factor[2] = {decay(e > half || row >= column ? row_gate[e] - gate.x : -INFINITY) * beta.x,
-                               decay(e > half || row > column ? row_gate[e] - gate.y : -INFINITY) * beta.y};
+      const float factor[2] = {decay_of(e > half || row >= column ? row_gate[e] - gate.x : -INFINITY) * beta.x,
+                               decay_of(e > half || row > column ? row_gate[e] - gate.y : -INFINITY) * beta.y};
       scores[2 * half + e] = pack(qk.diagonal[at] * factor[0], qk.diagonal[at + 1] * factor[1]);
       const float2 coupling = {kk.diagonal[at] * factor[0], kk.diagonal[at + 1] * factor[1]};
       if (e > half) {

@@ -28,7 +28,6 @@ struct Stage {
 constexpr uint32_t kFactorBytes = kFactors * kChunk * sizeof(float);
 
 constexpr int kWalkStages = 3;
-constexpr int kLoaders = 32;  // threads
 
 // What a consumer warpgroup stages for its storing warp: the first staging tile; the two after it.
 enum class Staged { kTokens = 0, kState = 1 };
@@ -64,12 +63,12 @@ struct WalkLayout {
   }
   __device__ static uint32_t staging(int group) { return kStaging + group * kStagingTiles * kTile; }
 
-  // Full: each thread that loads, once its copies are there, and one more that announces those of the copy engine.
+  // Full: each lane that loads, once its copies are there, and one more that announces those of the copy engine.
   // Empty: the consumers. Staged: the consumers of a group. Stored: the group's storing warp.
   __device__ static void init(uint32_t shared) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(full(shared, stage), kLoaders + 1);
+        barrier_init(full(shared, stage), 32 + 1);
         barrier_init(empty(shared, stage), kGroups * kWarpgroup);
       }
       for (int group = 0; group < kGroups; ++group) {
@@ -174,10 +173,10 @@ __device__ inline WalkChunk walk_chunk(const WalkItem& item, int value_heads, in
           static_cast<int64_t>(item.first_chunk + position) * value_heads + item.head};
 }
 
-// The loader.
+// The warp that loads.
 template <Walk kWalk, int kGroups>
 __device__ void load_chunks(const GatedDeltaParams& params, const Workspace& workspace, const WalkRows& rows,
-                            uint32_t shared, int thread) {
+                            uint32_t shared, int lane) {
   using Layout = WalkLayout<kWalk, kGroups>;
   using Stage = typename Layout::Stage;
   constexpr bool kQuery = reads_queries(kWalk);
@@ -192,10 +191,10 @@ __device__ void load_chunks(const GatedDeltaParams& params, const Workspace& wor
       const uint32_t stage = shared + ring.stage * Stage::bytes;
       const uint32_t full = Layout::full(shared, ring.stage);
       const auto load = [&](uint32_t tile, const TokenRows& source, int column) {
-        load_token_tile<kLoaders>(stage + tile, source, chunk.first, column, chunk.rows, full, thread);
+        load_token_tile(stage + tile, source, chunk.first, column, chunk.rows, full, lane);
       };
       barrier_wait(Layout::empty(shared, ring.stage), ring.parity ^ 1);
-      if (thread == 0) {
+      if (lane == 0) {
         barrier_arrive_expect(full,
                               kFactorBytes + (kQuery ? 2 : 1) * kTile + kTokenTiles * tile_arrival_bytes(chunk.rows));
         bulk_load(stage + Stage::factors, workspace.factors + chunk.block * kFactors * kChunk, kFactorBytes, full);
@@ -247,8 +246,8 @@ __device__ void store_chunks(const GatedDeltaParams& params, const Workspace& wo
         if (!is_first) release(Staged::kTokens);
       }
       barrier_wait(Layout::staged(shared, group, Staged::kTokens), turn.parity);
-      store_token_tile<32>(result, chunk.first - first_token, item.head * kHeadDim + half * kHalf, chunk.rows, staging,
-                           lane);
+      store_token_tile(result, chunk.first - first_token, item.head * kHeadDim + half * kHalf, chunk.rows, staging,
+                       lane);
       release(kStates ? Staged::kState : Staged::kTokens);
     }
   }
